@@ -1,0 +1,1 @@
+"""NCCL for any Python array."""
