@@ -54,6 +54,8 @@ enum { MEMORY_DEVICE = 2 };        /* CUmemorytype */
     X(cuCtxPushCurrent_v2, (context_t ctx)) \
     X(cuCtxPopCurrent_v2, (context_t * ctx)) \
     X(cuCtxGetDevice, (int *device)) \
+    X(cuMemAlloc_v2, (uintptr_t * pointer, size_t nbytes)) \
+    X(cuMemFree_v2, (uintptr_t pointer)) \
     X(cuPointerGetAttributes, (unsigned int n, int *attributes, void **data, uintptr_t pointer)) \
     X(cuStreamGetCtx, (stream_t stream, context_t * ctx)) \
     X(cuStreamIsCapturing, (stream_t stream, int *status)) \
@@ -176,7 +178,7 @@ int cuda_ready(void) { return find(0) != NULL; }
 
 int cuda_open(void) { return find(1) != NULL; }
 
-/* ---- pointers ---------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------ */
 
 int cuda_pointer_device(const void *p) {
     struct driver *d = find(0);
@@ -193,6 +195,21 @@ int cuda_pointer_device(const void *p) {
     if (rc != CUDA_OK)
         return -2;
     return type == MEMORY_DEVICE && device >= 0 ? device : -1;
+}
+
+int cuda_malloc(void **p, size_t nbytes) {
+    struct driver *d = find(0);
+    uintptr_t pointer = 0;
+    int rc = d ? d->cuMemAlloc_v2(&pointer, nbytes) : CUDA_NOT_INITIALIZED;
+    *p = rc == CUDA_OK ? (void *)pointer : NULL;
+    return rc;
+}
+
+int cuda_free(void *p) {
+    struct driver *d = find(0);
+    if (!p)
+        return CUDA_OK;
+    return d ? d->cuMemFree_v2((uintptr_t)p) : CUDA_NOT_INITIALIZED;
 }
 
 /* ---- devices ----------------------------------------------------------------------------------------- */

@@ -13,6 +13,7 @@
 #ifndef PYNCCL_CUDA_H
 #define PYNCCL_CUDA_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* 1 if the process can talk to a driver: one is loaded already, or PYNCCL_LIBCUDA names one. */
@@ -42,6 +43,10 @@ int cuda_set_device(int device);
  * leave restores what enter found. *saved is valid for one leave, in the same thread. */
 int cuda_device_enter(int device, void **saved);
 int cuda_device_leave(void *saved);
+
+/* Device memory of the current context; cuda_free(NULL) does nothing. */
+int cuda_malloc(void **p, size_t nbytes);
+int cuda_free(void *p);
 
 /* "invalid argument (CUDA_ERROR_INVALID_VALUE)"; the text is the calling thread's until its next call. */
 const char *cuda_error(int code);

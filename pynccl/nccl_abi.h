@@ -499,6 +499,10 @@ typedef const char *pynccl_text_t;
     X(void, pyncclHostSetInitTimeout, 1, (double seconds)) \
     X(ncclResult_t, pyncclHostSetTimeout, 1, (ncclComm_t comm, double seconds))
 
+/* A bit that the binding adds to the datatype argument of the host library's collectives for an array of
+ * more than one dimension in Fortran order; ranks whose orders differ would otherwise mix up elements. */
+#define PYNCCL_HOST_FORTRAN 0x100
+
 /* These bytes at this offset of a unique id say that the host library made it; NCCL leaves them zero. */
 #define PYNCCL_HOST_ID_OFFSET 96
 #define PYNCCL_HOST_ID_MAGIC_BYTES 32
