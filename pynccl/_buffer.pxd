@@ -7,6 +7,7 @@ A view borrows: whoever made it keeps the array itself alive while the view is i
 from cpython.object cimport PyObject
 from libc.stdint cimport uintptr_t
 
+from pynccl._device cimport current_device, order_streams, sync_stream, use_device
 from pynccl._elem cimport (
     ELEM_BOOL, ELEM_COMPLEX, ELEM_FLOAT, ELEM_INT, ELEM_OPAQUE, OPAQUE, TYPE_NAME, ElemType, elem_of,
 )
@@ -42,7 +43,6 @@ cdef int view(object obj, BufferView *out, const Ask *ask) except -1
 cdef void release(BufferView *v) noexcept
 cdef const char *type_name(const BufferView *v) noexcept
 cdef bint same_type(const BufferView *a, const BufferView *b) noexcept
-cdef int order_streams(uintptr_t producer, uintptr_t consumer) except -1
 
 cdef class Buffer:
     cdef BufferView view        # view.owner is NULL: base holds it

@@ -17,9 +17,9 @@ from cpython.long cimport PyLong_AsSsize_t, PyLong_CheckExact
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdint cimport uintptr_t
-from libc.stdlib cimport getenv
 from libc.string cimport memset, strcmp
 
+from pynccl._device cimport pointer_device
 from pynccl._elem cimport (
     ELEM_OPAQUE, OPAQUE, TYPE_NAME, ElemType, Found, copy_name, dtype_name, elem_named, elem_of, read_format,
     read_typestr,
@@ -29,7 +29,7 @@ from pynccl._ndarray cimport (
     is_masked, is_ndarray, ndarray_type, read_dtype, struct_agrees,
 )
 
-from .errors import CudaError, LayoutError
+from .errors import LayoutError
 
 cdef extern from *:
     """
@@ -52,12 +52,6 @@ cdef extern from *:
     bint NATIVE_ORDERS(char) noexcept
     const Py_ssize_t PY_SSIZE_T_MAX
     const uintptr_t UINTPTR_MAX
-
-cdef extern from "_cuda.h":
-    int cuda_ready() noexcept
-    int cuda_pointer_device(const void *p) noexcept
-    int cuda_stream_wait(uintptr_t producer, uintptr_t consumer) noexcept
-    const char *cuda_error(int code) noexcept
 
 cdef enum:
     MAX_AXES = 64
@@ -143,21 +137,6 @@ cdef const char *type_name(const BufferView *v) noexcept:
 cdef bint same_type(const BufferView *a, const BufferView *b) noexcept:
     """Whether two views hold the same kind of element."""
     return a.elem == b.elem and a.itemsize == b.itemsize and (a.elem != OPAQUE or strcmp(a.type_name, b.type_name) == 0)
-
-
-cdef int order_streams(uintptr_t producer, uintptr_t consumer) except -1:
-    """Make the consumer's stream wait for what the producer's has been given so far."""
-    cdef const char *setting
-    cdef int code
-    if (producer or 1) == (consumer or 1):      # 0 and 1 are both the legacy default stream
-        return 0
-    setting = getenv("PYNCCL_CAI_SYNC")
-    if (setting != NULL and strcmp(setting, "0") == 0) or not cuda_ready():
-        return 0
-    code = cuda_stream_wait(producer, consumer)
-    if code != 0:
-        raise CudaError(1, "cuStreamWaitEvent", None, cuda_error(code).decode())
-    return 0
 
 
 # ---- the rules that are the same for every protocol --------------------------------------------------------
@@ -403,8 +382,8 @@ cdef int view_interface(object obj, object said, BufferView *out, const Ask *ask
         if a_stream is not None:
             out.stream = read_stream(a_stream, ask)
             out.has_stream = True
-        if out.count and cuda_ready():
-            out.device = max(cuda_pointer_device(out.ptr), -1)
+        if out.count:
+            out.device = pointer_device(out.ptr)
     return 0
 
 
