@@ -20,8 +20,9 @@ from libc.stdint cimport uintptr_t
 from libc.string cimport memset, strcmp
 
 from pynccl._device cimport pointer_device
+from pynccl._dlpack cimport DL_CUDA, DL_CUDA_MANAGED, DLTensor, Tensor, read_dltype, tensor_of_capsule, tensor_of_table
 from pynccl._elem cimport (
-    ELEM_OPAQUE, OPAQUE, TYPE_NAME, ElemType, Found, copy_name, dtype_name, elem_named, elem_of, read_format,
+    ELEM_INT, OPAQUE, TYPE_NAME, ElemType, Found, copy_name, dtype_name, elem_named, elem_of, read_format,
     read_typestr,
 )
 from pynccl._ndarray cimport (
@@ -48,6 +49,7 @@ cdef extern from *:
     PyTypeObject *Py_TYPE(object) noexcept
     bint PyType_IsSubtype(PyTypeObject *, PyTypeObject *) noexcept
     bint mul_overflows(size_t, size_t, size_t *) noexcept
+    bint stride_overflows "mul_overflows"(Py_ssize_t, Py_ssize_t, Py_ssize_t *) noexcept
     bint offers_buffer(PyTypeObject *) noexcept
     bint NATIVE_ORDERS(char) noexcept
     const Py_ssize_t PY_SSIZE_T_MAX
@@ -76,6 +78,8 @@ cdef object STREAM = sys.intern("stream")
 cdef object MASK = sys.intern("mask")
 cdef object DESCR = sys.intern("descr")
 cdef object CUDA_INTERFACE = sys.intern("__cuda_array_interface__")
+cdef object EXCHANGE_TABLE = sys.intern("__dlpack_c_exchange_api__")
+cdef object EXPORT = sys.intern("__dlpack__")
 cdef object ARRAY_INTERFACE = sys.intern("__array_interface__")
 
 
@@ -95,6 +99,12 @@ cdef int view(object obj, BufferView *out, const Ask *ask) except -1:
     if tp == <PyTypeObject *>Buffer:
         return view_buffer(<Buffer>obj, out, ask)
     numpy_array = offers_buffer(tp) and is_ndarray(tp)
+    if not numpy_array:
+        said = _PyType_Lookup(tp, EXCHANGE_TABLE)
+        if said != NULL and view_tensor(tensor_of_table(obj, said), out, ask):
+            return 0
+        if tp.tp_name[0] == c"F" and is_simulated(tp):
+            return view(obj._ary, out, ask)
     # Numba's mapped arrays are NumPy arrays too; to NCCL they are device memory.
     if not numpy_array or (ask.on_device and tp != ndarray_type):
         if not ask.on_device and offers_buffer(tp):
@@ -108,6 +118,8 @@ cdef int view(object obj, BufferView *out, const Ask *ask) except -1:
             return view_ndarray(obj, out, ask)
     elif offers_buffer(tp):
         return view_exporter(obj, out, ask)
+    elif PyObject_GetOptionalAttr(obj, EXPORT, &said):
+        return view_tensor(tensor_of_capsule(obj, take(said)), out, ask)
     if PyObject_GetOptionalAttr(obj, ARRAY_INTERFACE, &said):
         return view_interface(obj, take(said), out, ask, False)
     raise no_protocol(obj, ask)
@@ -473,6 +485,51 @@ cdef int name_opaque(object obj, str typestr, Found *found, char *name) except -
                 return 0
     copy_name(name, typestr)
     return 0
+
+
+# ---- DLPack and Numba's simulator --------------------------------------------------------------------------
+
+
+cdef int view_tensor(Tensor t, BufferView *out, const Ask *ask) except -1:
+    """Read a DLPack tensor; the view keeps it.  1, or 0 if there is none to read."""
+    cdef Py_ssize_t shape[MAX_AXES]
+    cdef Py_ssize_t strides[MAX_AXES]
+    cdef DLTensor *dl
+    cdef Raw raw
+    cdef int i
+    if t is None:
+        return 0
+    dl = t.tensor
+    if not 0 <= dl.ndim <= MAX_AXES:
+        raise ValueError(f"{who(ask)}: its DLPack tensor has {dl.ndim} axes; 0 to {MAX_AXES} are possible")
+    if dl.ndim and dl.shape == NULL:
+        raise ValueError(f"{who(ask)}: its DLPack tensor has {dl.ndim} axes but no shape")
+    read_dltype(dl.dtype, &raw.found, out.type_name)
+    raw.ndim = dl.ndim
+    raw.shape = shape
+    raw.strides = strides if dl.strides != NULL else NULL
+    for i in range(dl.ndim):
+        shape[i] = dl.shape[i]
+        # What does not fit is the stride of no contiguous array.
+        if dl.strides != NULL and stride_overflows(dl.strides[i], <Py_ssize_t>raw.found.itemsize, &strides[i]):
+            strides[i] = PY_SSIZE_T_MAX
+    raw.ptr = <char *>dl.data + dl.byte_offset if dl.data != NULL else NULL
+    raw.readonly = t.readonly
+    settle(&raw, out, ask)
+    if dl.device.type == DL_CUDA:
+        out.device = dl.device.id
+    elif dl.device.type == DL_CUDA_MANAGED and out.count:
+        out.device = pointer_device(out.ptr)
+    out.has_stream = t.has_stream
+    out.stream = t.stream
+    Py_INCREF(t)
+    out.owner = <PyObject *>t
+    return 1
+
+
+cdef bint is_simulated(PyTypeObject *tp) except -1:
+    """Whether this is the device array of Numba's CUDA simulator: a NumPy array under a cover."""
+    return strcmp(tp.tp_name, b"FakeCUDAArray") == 0 and ".simulator." in (<object>tp).__module__
 
 
 # ---- messages ----------------------------------------------------------------------------------------------

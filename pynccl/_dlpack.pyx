@@ -1,0 +1,201 @@
+"""DLPack tensors, from a type's C exchange table or from a capsule.
+
+A producer hands over a struct with a deleter.  Whatever happens afterwards, the deleter runs exactly once: from
+the moment that the struct is ours, a `Tensor` holds it.  No state beside.
+"""
+
+cimport cython
+from cpython.object cimport PyObject
+from cpython.pycapsule cimport PyCapsule_CheckExact, PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
+from libc.stdint cimport int32_t, uint32_t, uint64_t, uintptr_t
+
+from pynccl._elem cimport OPAQUE, Found, copy_name, elem_named
+
+cdef enum:
+    MAJOR = 1                   # the only layout there is
+    READ_ONLY = 1               # bit of DLManagedTensorVersioned.flags
+
+cdef struct DLVersion:
+    uint32_t major
+    uint32_t minor
+
+cdef struct Managed:            # DLManagedTensor, capsules named "dltensor"
+    DLTensor tensor
+    void *context
+    void (*deleter)(Managed *self) noexcept
+
+cdef struct ManagedVersioned:   # DLManagedTensorVersioned, capsules named "dltensor_versioned"
+    DLVersion version
+    void *context
+    void (*deleter)(ManagedVersioned *self) noexcept
+    uint64_t flags
+    DLTensor tensor
+
+cdef struct Exchange:           # DLPackExchangeAPI, capsules named "dlpack_exchange_api"
+    DLVersion version
+    Exchange *previous          # an older table, for consumers that do not know this one's layout
+    void *allocator
+    int (*export)(PyObject *obj, ManagedVersioned **out) except -1
+    void *to_object
+    void *borrow
+    int (*current_stream)(int32_t type, int32_t id, void **out) except -1
+
+cdef dict DEVICES = {
+    1: "CPU", 2: "CUDA", 3: "pinned CUDA host", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 9: "VPI", 10: "ROCm",
+    11: "pinned ROCm host", 12: "extension", 13: "managed CUDA", 14: "oneAPI", 15: "WebGPU", 16: "Hexagon",
+    17: "MAIA", 18: "Trainium",
+}
+
+# Type codes of 8-bit floats, in order from code 7 on.
+cdef tuple FLOAT8 = (
+    "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
+    "float8_e5m2fnuz", "float8_e8m0fnu",
+)
+
+
+@cython.final
+@cython.freelist(16)
+cdef class Tensor:
+    def __dealloc__(self):
+        cdef Managed *old
+        cdef ManagedVersioned *new
+        if self.managed == NULL:
+            return
+        if self.versioned:
+            new = <ManagedVersioned *>self.managed
+            if new.deleter != NULL:
+                new.deleter(new)
+        else:
+            old = <Managed *>self.managed
+            if old.deleter != NULL:
+                old.deleter(old)
+
+
+cdef Tensor own_versioned(ManagedVersioned *managed):
+    """Take over a struct of the current kind; BufferError if its layout is of a later major version."""
+    cdef Tensor t = Tensor.__new__(Tensor)
+    t.managed = managed
+    t.versioned = True
+    if managed.version.major != MAJOR:      # only the deleter stands where we know it
+        raise BufferError(
+            f"DLPack: the array exports version {managed.version.major}.{managed.version.minor}; version {MAJOR}.x is "
+            "known"
+        )
+    t.tensor = &managed.tensor
+    t.readonly = (managed.flags & READ_ONLY) != 0
+    return t
+
+
+cdef Tensor tensor_of_table(object obj, PyObject *table):
+    """Export through the C table that `obj`'s type offers; None if the table is none that we know."""
+    cdef Exchange *api
+    cdef ManagedVersioned *managed = NULL
+    cdef void *stream = NULL
+    cdef Tensor t
+    if not PyCapsule_IsValid(<object>table, b"dlpack_exchange_api"):
+        return None
+    api = <Exchange *>PyCapsule_GetPointer(<object>table, b"dlpack_exchange_api")
+    while api != NULL and api.version.major != MAJOR:
+        api = api.previous
+    if api == NULL or api.export == NULL:
+        return None
+    # The table also has a cheaper, borrowing export, but that one does not say whether the data is read-only.
+    api.export(<PyObject *>obj, &managed)
+    if managed == NULL:
+        raise BufferError(f"DLPack: the exchange table of {type(obj).__name__!r} gave neither a tensor nor an error")
+    t = own_versioned(managed)
+    if t.tensor.device.type == DL_CUDA and api.current_stream != NULL:
+        api.current_stream(t.tensor.device.type, t.tensor.device.id, &stream)
+        t.stream = <uintptr_t>stream
+        t.has_stream = True
+    return t
+
+
+cdef Tensor tensor_of_capsule(object obj, object export):
+    """Export through ``obj.__dlpack__``, which is `export`."""
+    cdef object get_device = getattr(obj, "__dlpack_device__", None)
+    cdef object device, capsule
+    cdef dict arguments = {}
+    cdef Managed *managed
+    cdef ManagedVersioned *versioned
+    cdef Tensor t
+    cdef int type = DL_CPU
+    if get_device is not None:
+        device = get_device()
+        try:
+            type = device[0]
+        except (TypeError, ValueError, IndexError, KeyError, OverflowError):
+            raise TypeError(f"DLPack: __dlpack_device__ returned {device!r}, not (device type, device number)") from None
+        refuse_device(type)
+    if type == DL_CUDA or type == DL_CUDA_MANAGED:
+        arguments["stream"] = 1         # make the data safe to use on the legacy default stream
+    try:
+        capsule = export(max_version=(MAJOR, 3), **arguments)
+    except TypeError:                   # a producer from before DLPack 1.0
+        capsule = export(**arguments)
+    if PyCapsule_IsValid(capsule, b"dltensor_versioned"):
+        versioned = <ManagedVersioned *>PyCapsule_GetPointer(capsule, b"dltensor_versioned")
+        PyCapsule_SetName(capsule, b"used_dltensor_versioned")
+        t = own_versioned(versioned)
+    elif PyCapsule_IsValid(capsule, b"dltensor"):
+        managed = <Managed *>PyCapsule_GetPointer(capsule, b"dltensor")
+        PyCapsule_SetName(capsule, b"used_dltensor")
+        t = Tensor.__new__(Tensor)
+        t.managed = managed
+        t.tensor = &managed.tensor
+    elif PyCapsule_CheckExact(capsule):
+        raise BufferError("DLPack: __dlpack__ returned a capsule that was used before, or that holds no tensor")
+    else:
+        raise TypeError(f"DLPack: __dlpack__ returned a {capsule.__class__.__name__!r}, not a capsule")
+    refuse_device(t.tensor.device.type)
+    if "stream" in arguments:
+        t.stream = 1
+        t.has_stream = True
+    return t
+
+
+cdef int refuse_device(int type) except -1:
+    if type not in (DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED):
+        raise BufferError(
+            f"DLPack: the array is in {device_name(type)} memory; NCCL moves CUDA memory, and the host library CPU memory"
+        )
+    return 0
+
+
+cdef str device_name(int type):
+    """The name of a DLPack device type."""
+    return DEVICES.get(type, f"unknown ({type})")
+
+
+cdef int read_dltype(DLDataType dtype, Found *out, char *name) except -1:
+    """Find the row of a DLPack type; TypeError if its elements are no whole bytes of data."""
+    cdef int bits = dtype.bits * dtype.lanes
+    cdef str own
+    out.foreign = False
+    out.vague = False
+    out.itemsize = <size_t>(bits // 8)
+    out.elem = NULL
+    if dtype.code == 3:
+        raise TypeError("DLPack: the elements are opaque handles, not data")
+    if bits % 8 or bits == 0:
+        raise TypeError(f"DLPack: the elements have {bits} bits; only whole bytes can be moved")
+    if dtype.code < 3:
+        own = ("int", "uint", "float")[dtype.code] + str(dtype.bits)
+    elif dtype.code == 4:
+        own = f"bfloat{dtype.bits}"
+    elif dtype.code == 5:
+        own = f"complex{dtype.bits}"
+    elif dtype.code == 6 and dtype.bits == 8:
+        own = "bool"
+    elif 7 <= dtype.code < 7 + len(FLOAT8) and dtype.bits == 8:
+        own = FLOAT8[dtype.code - 7]
+    else:
+        own = f"dlpack{dtype.code}_{dtype.bits}"
+    if dtype.lanes == 1:
+        out.elem = elem_named(own.encode())
+    else:
+        own = f"{own}x{dtype.lanes}"
+    if out.elem == NULL:
+        out.elem = OPAQUE
+        copy_name(name, own)
+    return 0
