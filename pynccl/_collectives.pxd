@@ -1,0 +1,5 @@
+from pynccl._nccl cimport CommBase
+
+
+cdef class Collectives(CommBase):
+    pass

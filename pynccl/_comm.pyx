@@ -1,0 +1,943 @@
+"""Communicators: how they come to be, are divided, and end.
+
+Nothing here depends on the garbage collector doing the right thing at the right time: destroying a
+communicator is a collective act in NCCL, so that only `close` does it.  An object that is collected
+while open gives a warning; at exit the exit hook ends what is left, within a limit of time.
+"""
+
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libc.stdint cimport uintptr_t
+from libc.string cimport memcmp, memcpy, memset
+
+from pynccl._device cimport current_device, sync_stream, use_device
+from pynccl._elem cimport ELEM_FLOAT, ELEM_INT, ElemType, elem_of
+from pynccl._call cimport ALL_REDUCE, Call, UserOp, spec_of, stream_handle
+from pynccl._nccl cimport (
+    ABORTED,
+    CLOSED,
+    CREATING,
+    OPEN,
+    UNBORN,
+    CommBase,
+    Library,
+    NCCL_CONFIG_DEFAULT,
+    NCCL_SPLIT_NOCOLOR,
+    PYNCCL_HOST_ID_MAGIC,
+    PYNCCL_HOST_ID_MAGIC_BYTES,
+    PYNCCL_HOST_ID_OFFSET,
+    cudaStream_t,
+    dispatch,
+    failure,
+    forks,
+    load,
+    ncclDataType_t,
+    ncclInProgress,
+    ncclInvalidUsage,
+    ncclComm_t,
+    ncclMax,
+    ncclRedOp_t,
+    ncclResult_t,
+    ncclScalarHostImmediate,
+    ncclSuccess,
+    ncclUint8,
+    ncclUniqueId,
+    recorder,
+)
+
+import atexit
+import operator
+import os
+import threading
+import warnings
+import weakref
+
+from pynccl import _config, _scalar
+from pynccl._group import group
+from pynccl.errors import InvalidUsageError, NCCLTimeoutError
+
+UNIQUE_ID_BYTES = 128
+
+
+class UniqueId(bytes):
+    """The 128 bytes that name one communicator to be; made by `unique_id` on one rank.
+
+    They may travel as any bytes do: pickled, through a store, in a file.  An id serves one creation.
+
+    Parameters
+    ----------
+    raw : bytes-like
+        Exactly 128 bytes.
+
+    Raises
+    ------
+    TypeError
+        `raw` is not bytes-like.
+    ValueError
+        The length is wrong.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, raw):
+        if not isinstance(raw, (bytes, bytearray, memoryview)):
+            raise TypeError(
+                f"a unique id must be bytes, as unique_id() returns them, not {type(raw).__name__!r}"
+            )
+        raw = bytes(raw)
+        if len(raw) != UNIQUE_ID_BYTES:
+            raise ValueError(f"a unique id has {UNIQUE_ID_BYTES} bytes, not {len(raw)}")
+        return super().__new__(cls, raw)
+
+    def __reduce__(self):
+        return UniqueId, (bytes(self),)
+
+    @property
+    def kind(self):
+        """Which library made the id: "host" or "nccl"."""
+        return "host" if _made_by_host(self) else "nccl"
+
+    def __repr__(self):
+        return f"<UniqueId {self.kind} {self[:8].hex()}…>"
+
+    __str__ = __repr__
+
+
+cdef bint _made_by_host(object uid) except -1:
+    cdef const char *raw = uid
+    return memcmp(raw + PYNCCL_HOST_ID_OFFSET, PYNCCL_HOST_ID_MAGIC, PYNCCL_HOST_ID_MAGIC_BYTES) == 0
+
+
+def unique_id(library="auto"):
+    """Make the id for one new communicator; call it on one rank and share the result.
+
+    Parameters
+    ----------
+    library : {"auto", "nccl", "host"} or path, default: "auto"
+        Library that the communicator will use.
+
+    Returns
+    -------
+    UniqueId
+        128 bytes.
+
+    Raises
+    ------
+    LibraryNotFoundError
+        No such library could be loaded.
+    NCCLError
+        The library reported a failure.
+
+    Notes
+    -----
+    C function: ``ncclGetUniqueId``, NCCL 2.0.  On NCCL the process that called it must live until
+    the communicator is there.
+
+    Examples
+    --------
+    >>> import pynccl
+    >>> len(pynccl.unique_id("host"))
+    128
+    """
+    cdef Library lib = load(library)
+    cdef ncclUniqueId uid
+    cdef ncclResult_t result
+    memset(&uid, 0, sizeof(uid))
+    with nogil:
+        result = lib.api.ncclGetUniqueId(&uid)
+    if result != ncclSuccess:
+        raise failure(result, b"ncclGetUniqueId", lib.api, NULL, None)
+    return UniqueId(uid.internal[:UNIQUE_ID_BYTES])
+
+
+cdef class Communicator(Collectives):
+    """A set of ranks that communicate; this object is one of them.
+
+    Creation is collective: it returns when all `nranks` ranks have called it with the same `uid`.
+
+    Parameters
+    ----------
+    nranks : int
+        How many ranks there are.
+    uid : bytes
+        The id that one of them got from `unique_id`.
+    rank : int
+        This rank, from 0 to ``nranks - 1``.
+    device : int, optional
+        CUDA device on NCCL, where the default is the current one; a mere number on the host library.
+    timeout : float or timedelta, optional
+        Seconds that the creation and every later wait may take; 30 minutes by default, or
+        ``PYNCCL_TIMEOUT``.  On NCCL it makes the communicator nonblocking, which costs a thread
+        inside NCCL for each call.
+    library : {"auto", "nccl", "host"} or path, default: "auto"
+        Library to use; "auto" follows the id.
+
+    Attributes
+    ----------
+    rank, nranks, device : int
+        As the parameters.
+    library : Library
+        The library that it uses.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is wrong; nothing was created.
+    NCCLError
+        The library reported a failure: `NCCLTimeoutError` when a rank did not come,
+        `InvalidUsageError` when the ranks disagree about `nranks` or one came twice.
+
+    Notes
+    -----
+    C functions: ``ncclCommInitRank``, ``ncclCommInitRankConfig``, NCCL 2.0 and 2.14.
+
+    Examples
+    --------
+    >>> import pynccl
+    >>> with pynccl.Communicator(1, pynccl.unique_id("host"), 0) as comm:
+    ...     comm.rank, comm.nranks
+    (0, 1)
+    """
+
+    def __cinit__(self):
+        self.state = UNBORN
+        self.born = forks()
+        self.device_index = -1
+        self.ops = weakref.WeakSet()
+        self.retired = []
+        self.config = NCCL_CONFIG_DEFAULT
+        self.at.comm = <void *>self
+
+    def __init__(self, nranks, uid, rank, *, device=None, timeout=None, library="auto"):
+        if self.state != UNBORN:
+            raise ValueError("Communicator: __init__ was called twice")
+        self.at.nranks = _integer("nranks", nranks)
+        self.at.rank = _integer("rank", rank)
+        if self.at.nranks < 1:
+            raise ValueError(f"Communicator: nranks is {nranks}; it must be at least 1")
+        if not 0 <= self.at.rank < self.at.nranks:
+            raise ValueError(
+                f"Communicator: rank {rank} is not in 0 to {nranks - 1} (nranks is {nranks})"
+            )
+        if device is not None:
+            self.device_index = _integer("device", device)
+            if self.device_index < 0:
+                raise ValueError(f"Communicator: device {device} is negative")
+        self.patience = _config.timeout(timeout)
+        uid = UniqueId(uid)
+        if (library is None or library == "auto") and uid.kind == "host":
+            library = "host"
+        self.library = load(library)
+        if uid.kind != self.library.kind:
+            raise ValueError(
+                f"Communicator: the unique id was made by the {uid.kind} library, and "
+                f"{self.library!r} was chosen; use one library for both"
+            )
+        memcpy(self.uid.internal, <const char *>uid, UNIQUE_ID_BYTES)
+        # A blocking call of NCCL cannot be left: only a nonblocking communicator can keep a deadline.
+        if self.library.kind == "nccl" and timeout is not None:
+            self.nonblocking = True
+            self.config.blocking = 0
+        self.born_now()
+
+    cdef int born_now(self) except -1:
+        """Create now, or queue the creation in the open group."""
+        cdef ncclResult_t result
+        self.api = self.library.api
+        self.at.host = self.library.kind == "host"
+        self.at.version = self.library.version
+        group = recorder()
+        if group is not None:
+            group.record_creation(self)
+            self.state = CREATING
+            return 0
+        if not self.at.host and not self.nonblocking and self.parent is None:
+            return self.create_in_thread()
+        return self.created(self.create())
+
+    cdef int create_in_thread(self) except -1:
+        """Create while this thread waits in Python, so that Ctrl-C works."""
+        done = threading.Event()
+        results = []
+
+        def work():
+            try:
+                results.append((<Communicator>self).create())
+            finally:
+                done.set()
+
+        if self.device_index < 0:
+            self.device_index = current_device()    # which a new thread would not inherit
+        threading.Thread(target=work, name="pynccl-create", daemon=True).start()
+        try:
+            while not done.wait(0.05):
+                pass
+        except BaseException as error:
+            if hasattr(error, "add_note"):
+                error.add_note(
+                    "The creation of the communicator was abandoned: its thread waits for the "
+                    "other ranks inside NCCL until the process ends."
+                )
+            raise
+        return self.created(<ncclResult_t><int>results[0])
+
+    cdef ncclResult_t create(self) except *:
+        cdef ncclResult_t result
+        cdef const ncclUniqueId *uid = &self.uid
+        if self.at.host:
+            self.api.pyncclHostSetInitTimeout(self.patience)
+        elif self.device_index >= 0:
+            if use_device(self.device_index) != 0:
+                raise ValueError(f"Communicator: device {self.device_index} cannot be made current")
+        with nogil:
+            if self.parent is not None:
+                result = self.api.ncclCommSplit(
+                    self.parent.handle, self.color, self.key, &self.handle,
+                    NULL if self.at.host else &self.config)
+            elif self.nonblocking:
+                result = self.api.ncclCommInitRankConfig(
+                    &self.handle, self.at.nranks, uid[0], self.at.rank, &self.config)
+            else:
+                result = self.api.ncclCommInitRank(&self.handle, self.at.nranks, uid[0], self.at.rank)
+        return result
+
+    cdef int created(self, ncclResult_t result) except -1:
+        """Take the result of the creation: open, or as if it had never been."""
+        cdef const char *function = b"ncclCommInitRank" if self.parent is None else b"ncclCommSplit"
+        self.state = UNBORN
+        try:
+            if result == ncclInProgress and self.nonblocking and self.handle is not NULL:
+                self.wait(function)
+            elif result == ncclInProgress:
+                return 0                # the group was given up before its end
+            elif result != ncclSuccess:
+                self.settle(result, function)
+            if self.handle is NULL:
+                self.state = CLOSED     # a split without a color: this rank is in no part
+                return 0
+            self.read_back()
+        except BaseException:
+            self.handle = NULL
+            raise
+        finally:
+            self.parent = None
+        self.state = OPEN
+        _alive.add(self)
+        _watch_exit()
+        return 0
+
+    cdef int read_back(self) except -1:
+        cdef int count = 0, rank = 0, device = -1
+        cdef ncclResult_t result
+        result = self.api.ncclCommCount(self.handle, &count)
+        if result == ncclSuccess:
+            result = self.api.ncclCommUserRank(self.handle, &rank)
+        if result == ncclSuccess:
+            result = self.api.ncclCommCuDevice(self.handle, &device)
+        if result == ncclSuccess and self.at.host:
+            result = self.api.pyncclHostSetTimeout(self.handle, self.patience)
+        if result != ncclSuccess:
+            raise failure(result, b"ncclCommCount", self.api, self.handle, self.at.rank)
+        self.at.nranks = count
+        self.at.rank = rank
+        self.at.device = self.device_index if self.at.host and self.device_index >= 0 else device
+        return 0
+
+    # ---- what it is
+
+    @property
+    def rank(self):
+        """int: This rank."""
+        return self.at.rank
+
+    @property
+    def nranks(self):
+        """int: How many ranks there are."""
+        return self.at.nranks
+
+    @property
+    def device(self):
+        """int: CUDA device on NCCL, a slot's number on the host library."""
+        return self.at.device
+
+    @property
+    def timeout(self):
+        """float: Seconds that a wait may take."""
+        return self.patience
+
+    @property
+    def closed(self):
+        """bool: Whether it cannot be used any more."""
+        return self.state != OPEN or self.born != forks()
+
+    @property
+    def handle(self):
+        """int: The ``ncclComm_t`` for other code; it stays this object's."""
+        self.ready(b"handle")
+        return <uintptr_t>self.handle
+
+    def __repr__(self):
+        state = {UNBORN: "not created", CREATING: "being created", OPEN: "open", CLOSED: "closed",
+                 ABORTED: "aborted"}[self.state]
+        where = f" of {self.library.kind}" if self.library is not None else ""
+        return f"<Communicator rank {self.at.rank} of {self.at.nranks}{where}, {state}>"
+
+    def __reduce__(self):
+        raise TypeError("a Communicator cannot be pickled: share a unique_id and create it on each rank")
+
+    # ---- more calls
+
+    def barrier(self, *, stream=None):
+        """Wait until every rank has called it.
+
+        Parameters
+        ----------
+        stream : int or stream object, optional
+            Stream whose earlier work is waited for too, on a GPU.
+
+        Raises
+        ------
+        ValueError
+            Called inside a group.
+        NCCLError
+            The library reported a failure.
+
+        Notes
+        -----
+        C function: ``ncclAllReduce`` of one element of the communicator's own, then a wait for the
+        stream.
+
+        Examples
+        --------
+        >>> import pynccl
+        >>> with pynccl.Communicator(1, pynccl.unique_id("host"), 0) as comm:
+        ...     comm.barrier()
+        """
+        cdef Call call
+        cdef ncclResult_t result
+        self.ready(b"barrier")
+        if recorder() is not None:
+            raise ValueError("barrier: it waits, and nothing runs before the group ends; call it after")
+        memset(&call, 0, sizeof(call))
+        call.spec = spec_of(ALL_REDUCE)
+        call.stream = <void *>stream_handle(b"barrier", stream)
+        call.count = 1
+        call.dtype = ncclUint8
+        call.op = ncclMax
+        if self.at.host:
+            call.send = call.recv = &self.host_token
+        else:
+            if self.token is NULL:
+                self.library.needs(b"ncclMemAlloc")
+                with nogil:
+                    result = self.api.ncclMemAlloc(&self.token, 1)
+                if result != ncclSuccess:
+                    raise failure(result, b"ncclMemAlloc", self.api, self.handle, self.at.rank)
+            call.send = call.recv = self.token
+        self.busy += 1
+        with nogil:
+            result = dispatch(self.api, self.handle, &self.at, &call)
+        self.busy -= 1
+        if result != ncclSuccess:
+            self.settle(result, call.spec.function)
+        if not self.at.host:
+            sync_stream(<uintptr_t>call.stream)
+
+    def premul_sum(self, scalar, dtype):
+        """Make an op that multiplies this rank's input by a scalar and sums the products.
+
+        Parameters
+        ----------
+        scalar : int or float
+            The factor; it may differ between ranks.
+        dtype : DataType or dtype_like
+            Type of the arrays; the scalar is rounded to it once.
+
+        Returns
+        -------
+        UserOp
+            For `op` of `all_reduce`, `reduce` and `reduce_scatter` of this communicator.
+
+        Raises
+        ------
+        TypeError
+            `dtype` is not one that NCCL reduces, or `scalar` is not a real number.
+        OverflowError
+            `scalar` does not fit in `dtype`.
+
+        Notes
+        -----
+        C function: ``ncclRedOpCreatePreMulSum``, NCCL 2.11.
+
+        Examples
+        --------
+        >>> import array, pynccl
+        >>> with pynccl.Communicator(1, pynccl.unique_id("host"), 0) as comm:
+        ...     half = comm.premul_sum(0.5, "float64")
+        ...     comm.all_reduce(array.array("d", [4.0]), op=half)
+        array('d', [2.0])
+        """
+        cdef const ElemType *elem = elem_of(dtype)
+        cdef ncclRedOp_t code
+        cdef ncclResult_t result
+        cdef bytes raw
+        cdef char *data
+        cdef UserOp op
+        self.ready(b"premul_sum")
+        if elem.kind != ELEM_INT and elem.kind != ELEM_FLOAT or elem.nccl < 0:
+            raise TypeError(f"premul_sum: {elem.name.decode()} cannot be multiplied and summed")
+        raw = _scalar.pack(scalar, elem.name.decode())
+        data = raw
+        self.destroy_retired()
+        with nogil:
+            result = self.api.ncclRedOpCreatePreMulSum(
+                &code, data, <ncclDataType_t>elem.nccl, ncclScalarHostImmediate, self.handle)
+        if result != ncclSuccess:
+            self.settle(result, b"ncclRedOpCreatePreMulSum")
+        op = UserOp.__new__(UserOp)
+        op.code = <int>code
+        op.comm = <void *>self
+        op.elem = elem
+        op.scalar = scalar
+        op.retired = self.retired
+        self.ops.add(op)
+        return op
+
+    cdef int destroy_retired(self) except -1:
+        # An op's finaliser may run on any thread at any time; the C call must not.
+        while self.retired:
+            self.api.ncclRedOpDestroy(<ncclRedOp_t><int>self.retired.pop(), self.handle)
+        return 0
+
+    # ---- dividing
+
+    def split(self, color, key=0, *, timeout=None):
+        """Divide the ranks into new communicators; every rank must call it.
+
+        Parameters
+        ----------
+        color : int or None
+            Ranks of one color form one communicator; None joins none.
+        key : int, default: 0
+            Orders the ranks of a color, ties by rank here.
+        timeout : float or timedelta, optional
+            As for `Communicator`; the default is this communicator's.
+
+        Returns
+        -------
+        Communicator or None
+            The new one, or None where `color` is None.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `color` is negative, or an argument is not an int.
+        NCCLError
+            The library reported a failure.
+
+        Notes
+        -----
+        C function: ``ncclCommSplit``, NCCL 2.18.
+
+        Examples
+        --------
+        >>> import pynccl
+        >>> with pynccl.Communicator(1, pynccl.unique_id("host"), 0) as comm:
+        ...     with comm.split(color=0) as part:
+        ...         part.nranks
+        1
+        """
+        cdef Communicator child
+        self.ready(b"split")
+        child = Communicator.__new__(Communicator)
+        child.color = NCCL_SPLIT_NOCOLOR if color is None else _integer("color", color)
+        child.key = _integer("key", key)
+        if color is not None and child.color < 0:
+            raise ValueError(
+                f"split: color {color} is negative; use 0 or more, or None to join no communicator"
+            )
+        child.patience = self.patience if timeout is None else _config.timeout(timeout)
+        child.library = self.library
+        child.parent = self
+        child.device_index = self.at.device
+        child.nonblocking = self.nonblocking
+        if self.nonblocking:
+            child.config.blocking = 0
+        child.born_now()
+        return None if color is None else child
+
+    # ---- the end
+
+    def close(self, timeout=None):
+        """Destroy the communicator; nothing happens if it is closed already.
+
+        On NCCL this is collective, and waits for work that was queued; on the host library it
+        returns at once, and ranks that still need this one get an error.
+
+        Parameters
+        ----------
+        timeout : float or timedelta, optional
+            Seconds to wait on NCCL; the default is the communicator's own.
+
+        Raises
+        ------
+        NCCLTimeoutError
+            NCCL did not finish; the communicator is given up.
+        ValueError
+            Called inside a group.
+
+        Notes
+        -----
+        C function: ``ncclCommDestroy``, NCCL 2.0.
+        """
+        cdef ncclResult_t result
+        if self.state != OPEN or self.born != forks():
+            self.leave()
+            return
+        if recorder() is not None:
+            raise ValueError("close: the group's calls have not run yet; close after it ends")
+        if self.busy:
+            raise InvalidUsageError(
+                <int>ncclInvalidUsage, "close", self.at.rank,
+                "another thread is inside a call on this communicator; abort() ends that call",
+            )
+        self.destroy_retired()
+        self.leave()
+        self.state = CLOSED
+        if self.at.host:
+            with nogil:
+                result = self.api.ncclCommDestroy(self.handle)
+        else:
+            result = <ncclResult_t><int>self.destroy_in_thread(
+                self.patience if timeout is None else _config.timeout(timeout))
+        handle = self.handle
+        self.handle = NULL
+        if result != ncclSuccess:
+            raise failure(result, b"ncclCommDestroy", self.api, NULL, self.at.rank)
+
+    cdef object destroy_in_thread(self, double patience):
+        """Destroy on a thread of its own: a peer that never comes must not hold this one."""
+        cdef Communicator me = self
+        done = threading.Event()
+        results = []
+        device = self.at.device
+
+        def work():
+            cdef ncclResult_t result
+            try:
+                use_device(device)
+                with nogil:
+                    if me.token is not NULL:
+                        me.api.ncclMemFree(me.token)
+                    result = me.api.ncclCommDestroy(me.handle)
+                results.append(<int>result)
+            finally:
+                done.set()
+
+        threading.Thread(target=work, name="pynccl-destroy", daemon=True).start()
+        if not done.wait(patience):
+            raise NCCLTimeoutError(
+                8, "ncclCommDestroy", self.at.rank,
+                f"not done after {patience:g} s: a peer has not closed it, or work is still queued; "
+                f"its memory on the GPU stays taken",
+            )
+        return results[0]
+
+    def abort(self):
+        """End the communicator at once, and with it any call that another thread has in it.
+
+        Never waits for peers; what was under way leaves its arrays in an unknown state.  Nothing
+        happens if it is closed already.
+
+        Raises
+        ------
+        NCCLError
+            The library reported a failure.
+
+        Notes
+        -----
+        C function: ``ncclCommAbort``, NCCL 2.4.
+        """
+        cdef ncclResult_t result
+        if self.state != OPEN or self.born != forks():
+            self.leave()
+            return
+        self.leave()
+        self.state = ABORTED
+        with nogil:
+            result = self.api.ncclCommAbort(self.handle)
+        self.handle = NULL
+        if result != ncclSuccess:
+            raise failure(result, b"ncclCommAbort", self.api, NULL, self.at.rank)
+
+    cdef int leave(self) except -1:
+        """Whatever ends it: its ops end with it, and the exit hook need not know of it."""
+        cdef UserOp op
+        for op in list(self.ops):
+            op.comm = NULL
+        _alive.discard(self)
+        return 0
+
+    def __enter__(self):
+        if self.state != CREATING:
+            self.ready(b"with")
+        return self
+
+    def __exit__(self, kind, value, traceback):
+        # After an error the peers may never come: abort does not wait for them.
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def __del__(self):
+        if self.state != OPEN or self.born != forks():
+            return
+        rank, nranks = self.at.rank, self.at.nranks
+        self.leave()
+        self.state = CLOSED
+        if self.at.host:
+            # Local and immediate on the host library: peers see that this rank has left.
+            self.api.ncclCommDestroy(self.handle)
+        else:
+            # Collective on NCCL, so not from here: the exit hook aborts it.
+            _orphans.append((self.library, <uintptr_t>self.handle))
+        self.handle = NULL
+        warnings.warn(
+            f"communicator (rank {rank} of {nranks}) was never closed; use it in a with-block",
+            ResourceWarning,
+            source=None,
+            stacklevel=2,
+        )
+
+
+cdef int _integer(str name, object value) except? -1:
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, not a bool")
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int, not {type(value).__name__!r}") from None
+    if not -2**31 <= value < 2**31:
+        raise ValueError(f"{name} {value} does not fit in 32 bits")
+    return value
+
+
+def init_all(devices, *, timeout=None, library="auto"):
+    """Create one communicator per device, all of them in this thread.
+
+    Parameters
+    ----------
+    devices : int or sequence of int
+        CUDA devices in rank order, or how many to take; on the host library, numbers of slots.
+    timeout : float or timedelta, optional
+        As for `Communicator`.
+    library : {"auto", "nccl", "host"} or path, default: "auto"
+        Library to use.
+
+    Returns
+    -------
+    list of Communicator
+        In rank order.  Calls on several of them belong in one `group`.
+
+    Raises
+    ------
+    InvalidUsageError
+        A device is named twice, and ``NCCL_MULTI_RANK_GPU_ENABLE`` is not 1.
+    ValueError
+        There is no device in the list, or one is negative.
+    NCCLError
+        The library reported a failure.
+
+    Notes
+    -----
+    C functions: ``ncclCommInitRank`` in a group, as ``ncclCommInitAll`` does, NCCL 2.0.
+
+    Examples
+    --------
+    >>> import array, pynccl
+    >>> comms = pynccl.init_all(2, library="host")
+    >>> xs = [array.array("i", [1]), array.array("i", [2])]
+    >>> with pynccl.group():
+    ...     outs = [comm.all_reduce(x) for comm, x in zip(comms, xs)]
+    >>> outs
+    [array('i', [3]), array('i', [3])]
+    >>> for comm in comms:
+    ...     comm.close()
+    """
+    if isinstance(devices, int) and not isinstance(devices, bool):
+        devices = range(devices)
+    numbers = [_integer("device", device) for device in devices]
+    if not numbers:
+        raise ValueError("init_all: there must be at least one device")
+    for rank, device in enumerate(numbers):
+        first = numbers.index(device)
+        if first != rank and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+            raise InvalidUsageError(
+                <int>ncclInvalidUsage, "init_all", None,
+                f"ranks {first} and {rank} are both on device {device}; "
+                f"set NCCL_MULTI_RANK_GPU_ENABLE=1 to allow it",
+            )
+    uid = unique_id(library)
+    with group():
+        comms = [
+            Communicator(len(numbers), uid, rank, device=device, timeout=timeout, library=library)
+            for rank, device in enumerate(numbers)
+        ]
+    return comms
+
+
+def init(*, timeout=None, library="auto"):
+    """Create the communicator of all ranks that a launcher has started.
+
+    Reads what ``pynccl run``, torchrun, mpiexec and srun put into the environment; without a
+    launcher it makes a communicator of one rank.  Device ``LOCAL_RANK`` becomes the current one.
+
+    Parameters
+    ----------
+    timeout : float or timedelta, optional
+        As for `Communicator`; it also limits the wait for the other ranks to be started.
+    library : {"auto", "nccl", "host"} or path, default: "auto"
+        Library to use; rank 0's choice counts for all.
+
+    Returns
+    -------
+    Communicator
+        This process's.
+
+    Raises
+    ------
+    ValueError
+        The environment is incomplete or contradicts itself.
+    NCCLTimeoutError
+        A rank did not come.
+    NCCLError
+        The library reported a failure, here or on rank 0.
+
+    Examples
+    --------
+    >>> import pynccl
+    >>> with pynccl.init(library="host") as comm:
+    ...     comm.nranks
+    1
+    """
+    from pynccl import _rendezvous
+
+    rank, nranks, local_rank, _ = _rendezvous.from_environ(os.environ)
+    patience = _config.timeout(timeout)
+    uid = UniqueId(_rendezvous.share(rank, nranks, lambda: unique_id(library), timeout=patience))
+    # A library that was only a default on this rank gives way to what rank 0 found.
+    if library is None or library == "auto":
+        library = uid.kind
+    return Communicator(nranks, uid, rank, device=local_rank, timeout=timeout, library=library)
+
+
+def library(name="auto"):
+    """Load a library, or say which one is loaded.
+
+    Parameters
+    ----------
+    name : {"auto", "nccl", "host"} or path, default: "auto"
+        As everywhere.
+
+    Returns
+    -------
+    Library
+        With its ``path``, ``kind``, ``version`` and ``missing`` functions.
+
+    Raises
+    ------
+    LibraryNotFoundError
+        No such library could be loaded.
+
+    Examples
+    --------
+    >>> import pynccl
+    >>> pynccl.library("host").kind
+    'host'
+    """
+    return load(name)
+
+
+def version_code(library="auto"):
+    """Return the library's version as NCCL codes it: 23203 is 2.32.3.
+
+    Parameters
+    ----------
+    library : {"auto", "nccl", "host"} or path, default: "auto"
+        Library to ask.
+
+    Returns
+    -------
+    int
+        The code.
+
+    Raises
+    ------
+    LibraryNotFoundError
+        No such library could be loaded.
+
+    Notes
+    -----
+    C function: ``ncclGetVersion``, NCCL 2.0.
+
+    Examples
+    --------
+    >>> import pynccl
+    >>> pynccl.version_code("host") >= 23200
+    True
+    """
+    return load(library).version
+
+
+# ---- the end of the process --------------------------------------------------------------------
+
+EXIT_SECONDS = 2.0
+
+cdef object _alive = weakref.WeakSet()
+cdef list _orphans = []
+cdef bint _watching = False
+
+
+cdef int _watch_exit() except -1:
+    """Register the exit hook with the first communicator: after what the user registered earlier."""
+    global _watching
+    if not _watching:
+        _watching = True
+        atexit.register(_at_exit)
+    return 0
+
+
+def _at_exit():
+    """End what is still open: quickly, without peers, and without touching the exit status."""
+    cdef Communicator comm
+    cdef Library lib
+    left = []
+    for comm in list(_alive):
+        if comm.born != forks() or comm.state != OPEN:
+            continue
+        comm.leave()
+        comm.state = CLOSED
+        if comm.at.host:
+            if not comm.busy:
+                comm.api.ncclCommDestroy(comm.handle)
+        else:
+            left.append((comm.library, <uintptr_t>comm.handle))
+    if forks():
+        return
+    left.extend(_orphans)
+    if not left:
+        return
+
+    def work():
+        cdef uintptr_t handle
+        cdef Library owner
+        for owner, handle in left:
+            with nogil:
+                owner.api.ncclCommAbort(<ncclComm_t>handle)
+
+    thread = threading.Thread(target=work, name="pynccl-exit", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return          # too late for threads: the process ends anyway
+    thread.join(EXIT_SECONDS)

@@ -1,0 +1,33 @@
+from pynccl._call cimport Call, Place
+from pynccl._nccl cimport CommBase, Library, Recorder, ncclComm_t, ncclResult_t
+
+
+# One recorded call.  Handle and place lie inside the communicator, which the group holds.
+cdef struct Step:
+    Call call
+    const ncclComm_t *comm
+    const Place *at
+
+
+cdef class Group(Recorder):
+    cdef Step *steps
+    cdef Py_ssize_t count, room
+    cdef list held              # arrays, owners of memory and ops of the steps
+    cdef list comms             # communicators of the steps, each once
+    cdef list creations         # communicators to be created
+    cdef Library library
+    cdef Recorder outer
+    cdef bint at_end            # run when the block ends
+    cdef bint built
+    cdef bint waits             # some step waits for a producer's stream
+    cdef unsigned long thread
+    cdef bint entered
+
+    cdef int grow(self, Py_ssize_t more) except -1
+    cdef int join(self, Library library, const char *verb) except -1
+    cdef int append(self, Group plan) except -1
+    cdef int launch(self) except -1
+    cdef int claim(self) except -1
+    cdef ncclResult_t create_and_run(self, Py_ssize_t *failed) except *
+    cdef int report(self, ncclResult_t result, Py_ssize_t failed) except -1
+    cdef int drop(self) except -1

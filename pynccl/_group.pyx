@@ -1,0 +1,375 @@
+"""Groups of calls: recorded while the block runs, launched in one native stretch when it ends.
+
+Nothing reaches the library before the end, so that an error inside the block leaves nothing behind:
+the library's own group is opened and closed only around calls that were all checked.  What was
+recorded stays: calling the group runs the same calls on the same memory again.
+"""
+
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.object cimport PyObject
+from libc.stdint cimport uintptr_t
+
+from pynccl._buffer cimport BufferView, order_streams
+from pynccl._call cimport Call
+from pynccl._nccl cimport (
+    CommBase,
+    Library,
+    NCCL_UNDEF_FLOAT,
+    NCCL_VERSION_CODE,
+    PYNCCL_SIM_INFO_MAGIC,
+    Recorder,
+    dispatch,
+    failure,
+    interrupted,
+    nccl_api,
+    ncclInProgress,
+    ncclResult_t,
+    ncclSimInfo_t,
+    ncclSuccess,
+    recorder,
+    set_recorder,
+)
+
+import threading
+
+
+cdef class Group(Recorder):
+    """A list of calls that the library runs together; made by `pynccl.group`."""
+
+    def __cinit__(self):
+        self.held = []
+        self.comms = []
+        self.creations = []
+
+    def __init__(self, *, run=True):
+        self.at_end = run
+
+    def __dealloc__(self):
+        PyMem_Free(self.steps)
+
+    def __len__(self):
+        return self.count
+
+    def __repr__(self):
+        state = "built" if self.built else "open" if self.entered else "new"
+        return f"<pynccl.group: {self.count} calls, {state}>"
+
+    def __enter__(self):
+        if self.entered or self.built:
+            raise ValueError("group: a group records once; call it to run the same calls again")
+        self.entered = True
+        self.thread = threading.get_ident()
+        self.outer = recorder()
+        set_recorder(self)
+        return self
+
+    def __exit__(self, kind, value, traceback):
+        if threading.get_ident() != self.thread:
+            raise ValueError("group: the block must end on the thread that began it")
+        set_recorder(self.outer)
+        outer, self.outer = self.outer, None
+        self.entered = False
+        if kind is not None:
+            self.drop()
+            return False
+        self.built = True
+        if outer is not None:
+            (<Group>outer).append(self)
+        elif self.at_end:
+            self.launch()
+        return False
+
+    def __call__(self):
+        """Run the recorded calls again, on the same arrays."""
+        cdef Recorder outer
+        if not self.built:
+            raise ValueError("group: the plan can run only after its with-block has ended well")
+        if self.creations:
+            raise ValueError("group: the plan creates communicators, which cannot be done twice")
+        outer = recorder()
+        if outer is not None:
+            (<Group>outer).append(self)
+        else:
+            self.launch()
+
+    def simulate(self):
+        """Ask the library how long the recorded calls would take.
+
+        Returns
+        -------
+        float
+            NCCL's estimate in seconds; negative when it has none.
+
+        Raises
+        ------
+        UnsupportedError
+            The library is older than NCCL 2.22.
+
+        Notes
+        -----
+        C function: ``ncclGroupSimulateEnd``, NCCL 2.22.  Nothing is run.
+        """
+        cdef ncclSimInfo_t info
+        cdef ncclResult_t result, end
+        cdef Py_ssize_t i
+        cdef const nccl_api *api
+        if not self.built or self.creations or self.count == 0:
+            raise ValueError("group: only a finished, non-empty plan without creations can be simulated")
+        if recorder() is not None:
+            raise ValueError("group: simulate() does not work inside an open group")
+        self.claim()
+        self.library.needs(b"ncclGroupSimulateEnd")
+        api = self.library.api
+        info.size = sizeof(info)
+        info.magic = PYNCCL_SIM_INFO_MAGIC
+        info.version = NCCL_VERSION_CODE
+        info.estimatedTime = NCCL_UNDEF_FLOAT
+        result = api.ncclGroupStart()
+        for i in range(self.count):
+            if result == ncclSuccess:
+                result = dispatch(api, self.steps[i].comm[0], self.steps[i].at, &self.steps[i].call)
+        end = api.ncclGroupSimulateEnd(&info)
+        if result == ncclSuccess:
+            result = end
+        if result != ncclSuccess:
+            raise failure(result, b"ncclGroupSimulateEnd", api, NULL, None)
+        return info.estimatedTime * 1e-6
+
+    # ---- recording
+
+    cdef int record(self, CommBase comm, const Call *call, BufferView *views,
+                    object x, object out, object op) except -1:
+        cdef Step *step
+        self.join(comm.library, call.spec.verb)
+        self.grow(1)
+        step = &self.steps[self.count]
+        step.call = call[0]
+        step.comm = &comm.handle
+        step.at = &comm.at
+        self.count += 1
+        self.waits = self.waits or call.n_after > 0
+        self.held.append((x, out, op, comm,
+                          None if views[0].owner is NULL else <object>views[0].owner,
+                          None if views[1].owner is NULL else <object>views[1].owner))
+        if comm not in self.comms:
+            self.comms.append(comm)
+        return 0
+
+    cdef int record_creation(self, CommBase comm) except -1:
+        self.join(comm.library, b"Communicator")
+        self.creations.append(comm)
+        return 0
+
+    cdef int join(self, Library library, const char *verb) except -1:
+        if self.library is None:
+            self.library = library
+        elif self.library.api != library.api:
+            raise ValueError(
+                f"{verb.decode()}: this group already holds calls for {self.library.path}, and this "
+                f"communicator's library is {library.path}; use one group per library"
+            )
+        return 0
+
+    cdef int append(self, Group plan) except -1:
+        """Take over the calls of a plan that ended, or is replayed, inside this group."""
+        cdef Py_ssize_t i
+        if plan.library is None:
+            return 0
+        self.join(plan.library, b"group")
+        self.grow(plan.count)
+        for i in range(plan.count):
+            self.steps[self.count + i] = plan.steps[i]
+        self.count += plan.count
+        self.waits = self.waits or plan.waits
+        self.held.append(plan.held)
+        self.creations.extend(plan.creations)
+        for comm in plan.comms:
+            if comm not in self.comms:
+                self.comms.append(comm)
+        return 0
+
+    cdef int grow(self, Py_ssize_t more) except -1:
+        cdef Py_ssize_t room = max(self.room, 4)
+        cdef void *steps
+        while room < self.count + more:
+            room *= 2
+        if room != self.room:
+            steps = PyMem_Realloc(self.steps, room * sizeof(Step))
+            if steps is NULL:
+                raise MemoryError("group: no memory for the recorded calls")
+            self.steps = <Step *>steps
+            self.room = room
+        return 0
+
+    cdef int drop(self) except -1:
+        """Forget what was recorded: the block ended with an exception."""
+        self.count = 0
+        for comm in self.creations:
+            (<CommBase>comm).created(ncclInProgress)
+        self.creations = []
+        self.comms = []
+        self.held = []
+        return 0
+
+    # ---- running
+
+    cdef int claim(self) except -1:
+        """Check that every communicator may be used now."""
+        for comm in self.comms:
+            (<CommBase>comm).ready(b"group")
+        return 0
+
+    cdef int launch(self) except -1:
+        cdef const nccl_api *api
+        cdef ncclResult_t result = ncclSuccess
+        cdef ncclResult_t end = ncclSuccess
+        cdef Py_ssize_t i = 0
+        cdef Py_ssize_t failed = -1
+        cdef Py_ssize_t count = self.count
+        cdef Step *steps = self.steps
+        cdef CommBase comm
+        cdef int k
+        if self.library is None:
+            return 0
+        self.claim()
+        api = self.library.api
+        if self.waits and not api.is_host:
+            for i in range(count):
+                for k in range(steps[i].call.n_after):
+                    order_streams(steps[i].call.after[k], <uintptr_t>steps[i].call.stream)
+        for comm in self.comms:
+            comm.busy += 1
+        try:
+            if count == 1 and not self.creations:
+                with nogil:
+                    result = dispatch(api, steps[0].comm[0], steps[0].at, &steps[0].call)
+                failed = 0
+            elif not self.creations:
+                with nogil:
+                    result = native(api, steps, count, &failed)
+            else:
+                result = self.create_and_run(&failed)
+        finally:
+            for comm in self.comms:
+                comm.busy -= 1
+        if result != ncclSuccess:
+            self.report(result, failed)
+        return 0
+
+    cdef ncclResult_t create_and_run(self, Py_ssize_t *failed) except *:
+        cdef const nccl_api *api = self.library.api
+        cdef ncclResult_t result, end
+        cdef CommBase comm
+        cdef Py_ssize_t i
+        cdef list creations = self.creations
+        api.ncclGroupStart()
+        result = ncclSuccess
+        try:
+            for comm in creations:
+                if result == ncclSuccess:
+                    result = comm.create()
+                    if result == ncclInProgress:
+                        result = ncclSuccess
+            with nogil:
+                for i in range(self.count):
+                    if result == ncclSuccess:
+                        result = dispatch(api, self.steps[i].comm[0], self.steps[i].at,
+                                          &self.steps[i].call)
+                        failed[0] = i
+        finally:
+            # The end is reached whatever happened, or the library's group would stay open.
+            with nogil:
+                end = api.ncclGroupEnd()
+        if result == ncclSuccess:
+            result = end
+            failed[0] = -1
+        error = None
+        for comm in creations:
+            try:
+                comm.created(result)
+            except Exception as e:
+                error = error or e
+        if error is not None:
+            raise error
+        return ncclSuccess if result == ncclInProgress else result
+
+    cdef int report(self, ncclResult_t result, Py_ssize_t failed) except -1:
+        """Wait for nonblocking communicators, or raise what the library reported."""
+        cdef CommBase comm
+        cdef const char *function = b"ncclGroupEnd"
+        cdef object rank = None
+        interrupted()
+        if result == ncclInProgress:
+            for comm in self.comms:
+                if comm.nonblocking:
+                    comm.wait(function)
+            return 0
+        if failed >= 0:
+            function = self.steps[failed].call.spec.function
+            rank = self.steps[failed].at.rank
+        error = failure(result, function, self.library.api, NULL, rank)
+        if self.count > 1 and failed >= 0 and hasattr(error, "add_note"):
+            error.add_note(f"It was call {failed + 1} of {self.count} in the group.")
+        raise error
+
+
+cdef ncclResult_t native(const nccl_api *api, const Step *steps, Py_ssize_t count,
+                         Py_ssize_t *failed) noexcept nogil:
+    """Run the steps inside one group of the library; its end is reached also after a failure."""
+    cdef ncclResult_t result = api.ncclGroupStart()
+    cdef ncclResult_t end
+    cdef Py_ssize_t i
+    if result != ncclSuccess:
+        return result
+    for i in range(count):
+        result = dispatch(api, steps[i].comm[0], steps[i].at, &steps[i].call)
+        if result != ncclSuccess and result != ncclInProgress:
+            failed[0] = i
+            api.ncclGroupEnd()
+            return result
+    return api.ncclGroupEnd()
+
+
+def group(*, run=True):
+    """Record calls in a with-block and launch them together when it ends.
+
+    Parameters
+    ----------
+    run : bool, default: True
+        Run the calls when the block ends; otherwise only keep them.
+
+    Returns
+    -------
+    Group
+        A context manager.  Calling it after the block runs the same calls again, on the same
+        arrays, for little more than the price of the C calls; ``simulate()`` asks NCCL for an
+        estimate.  It holds its arrays and ops.
+
+    Raises
+    ------
+    ValueError
+        A call inside belongs to another library than the first one.
+    NCCLError
+        The library reported a failure; no call of the group was launched then.
+
+    Notes
+    -----
+    C functions: ``ncclGroupStart`` and ``ncclGroupEnd``, NCCL 2.0.  The arrays are read and written
+    after the block, not inside it.  An exception inside the block launches nothing.  Groups nest:
+    the calls of an inner one run with the outermost.  Communicators may be created in a group; this
+    is how one thread creates several of them, and they are usable after the block.
+
+    Examples
+    --------
+    >>> import array, pynccl
+    >>> with pynccl.Communicator(1, pynccl.unique_id("host"), 0) as comm:
+    ...     x, out = array.array("i", [4]), array.array("i", [0])
+    ...     with pynccl.group() as plan:
+    ...         comm.send(x, peer=0)
+    ...         _ = comm.recv(out, peer=0)
+    ...     x[0] = 5
+    ...     plan()
+    ...     out
+    array('i', [5])
+    """
+    return Group(run=run)

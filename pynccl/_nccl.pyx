@@ -1,0 +1,470 @@
+"""Libraries, result codes, and the one way of a call: bind, dispatch, check.
+
+Everything that leaves Python for NCCL or for the host library goes through `CommBase.run` (at once)
+or through a `Recorder` (a group, later).  `dispatch` is the only place where a checked `Call` becomes
+a C call; `failure` is the only place where a result code becomes an exception.
+"""
+
+from cpython.exc cimport PyErr_CheckSignals, PyErr_Occurred
+from cpython.object cimport PyObject
+from libc.string cimport memset
+
+from pynccl._buffer cimport Ask, BufferView, order_streams, release, view
+from pynccl._call cimport (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    GATHER,
+    RECV,
+    RECV_FROM,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+    SEND,
+    SEND_TO,
+    Call,
+    Kind,
+    Place,
+    Spec,
+    bind,
+    disjoint,
+    spec_of,
+    wants,
+)
+
+import threading
+import time
+import warnings
+
+from pynccl import _alloc, _config
+from pynccl.errors import (
+    CommunicatorClosedError,
+    HostFallbackWarning,
+    InvalidUsageError,
+    LibraryNotFoundError,
+    NCCLTimeoutError,
+    UnsupportedError,
+    error_for,
+)
+
+
+cdef extern from *:
+    """
+    #include <pthread.h>
+
+    /* The open group of this thread; borrowed, its with-block holds it. */
+    static _Thread_local PyObject *pynccl_recorder;
+
+    /* How often this process or an ancestor has forked: a communicator does not survive a fork. */
+    static unsigned int pynccl_forks;
+    static void pynccl_after_fork(void) { pynccl_forks++; }
+    static int pynccl_watch_forks(void) {
+        return pthread_atfork(NULL, NULL, pynccl_after_fork);
+    }
+
+    /* Called by a host-library call every few ms while it sleeps.  The exception that a signal
+       handler raises stays in the thread's state, where the returning call finds it. */
+    static int pynccl_interrupt_hook(void) {
+        PyGILState_STATE state;
+        int raised;
+        if (!Py_IsInitialized()) return 0;
+        state = PyGILState_Ensure();
+        raised = PyErr_CheckSignals() != 0;
+        PyGILState_Release(state);
+        return raised;
+    }
+    """
+    PyObject *pynccl_recorder
+    unsigned int pynccl_forks
+    int pynccl_watch_forks()
+    int pynccl_interrupt_hook() noexcept nogil
+
+
+cdef enum:
+    PAIRWISE_BEFORE = 22800     # ncclAlltoAll, ncclGather and ncclScatter came with 2.28
+
+# Bytes of an element, by ncclDataType_t.
+cdef size_t[12] SIZES = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1]
+
+pynccl_watch_forks()
+
+
+cdef unsigned int forks() noexcept nogil:
+    return pynccl_forks
+
+
+# ---- libraries ---------------------------------------------------------------------------------
+
+cdef dict _LIBRARIES = {}
+cdef object _LOADING = threading.Lock()
+cdef bint _warned = False
+
+
+cdef class Library:
+    """A loaded NCCL, or the host library.
+
+    Attributes
+    ----------
+    path : str
+        The file that was loaded.
+    kind : {"nccl", "host"}
+        Whether it moves GPU memory or host memory.
+    version : int
+        As NCCL codes it: 23203 is 2.32.3.
+    missing : list of (str, int)
+        Functions of NCCL 2.32 that this library lacks, with the version that brought each.
+    """
+
+    def __init__(self):
+        raise TypeError("use pynccl.library() to load a library")
+
+    @property
+    def missing(self):
+        cdef int i
+        return [
+            (nccl_symbol_name(i).decode(), nccl_symbol_version(nccl_symbol_name(i)))
+            for i in range(nccl_symbol_count())
+            if not nccl_api_has(self.api, nccl_symbol_name(i))
+        ]
+
+    cdef int needs(self, const char *function) except -1:
+        """Raise if the library lacks a function, where finding out by the call would be too late."""
+        if not nccl_api_has(self.api, function):
+            raise failure(PYNCCL_MISSING, function, self.api, NULL, None)
+        return 0
+
+    def __repr__(self):
+        return f"<Library {self.kind} {version_text(self.version)} {self.path!r}>"
+
+
+cdef str version_text(int code):
+    return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+
+
+cdef Library load(object choice):
+    """Find, load and remember the library that `choice` names."""
+    global _warned
+    found = _config.find_library(choice)
+    if found.fallback and not _warned:
+        _warned = True
+        warnings.warn(
+            f"no GPU was found ({found.reason}): using the host library, which works on host "
+            f"memory; pass library='host' or set PYNCCL_LIBRARY=host to choose it silently",
+            HostFallbackWarning,
+            stacklevel=3,
+        )
+    with _LOADING:
+        library = _LIBRARIES.get(found.path)
+        if library is None:
+            library = _open(found.path, found.kind)
+            _LIBRARIES[found.path] = library
+    return library
+
+
+cdef Library _open(str path, str kind):
+    cdef nccl_api *api = NULL
+    cdef char error[1024]
+    cdef bytes name = path.encode()
+    cdef const char *c_name = name
+    cdef int status
+    cdef Library library
+    error[0] = 0
+    with nogil:
+        status = nccl_api_load(c_name, &api, error, sizeof(error))
+    if status != 0:
+        raise LibraryNotFoundError(
+            f"cannot load {kind} library {path!r}: {error.decode(errors='replace')}"
+        )
+    if api.is_host:
+        api.pyncclHostSetInterrupt(pynccl_interrupt_hook)
+    library = Library.__new__(Library)
+    library.api = api
+    library.path = api.path.decode()
+    library.version = api.version
+    library.kind = "host" if api.is_host else "nccl"
+    return library
+
+
+# ---- errors ------------------------------------------------------------------------------------
+
+cdef Exception failure(ncclResult_t result, const char *function, const nccl_api *api,
+                       ncclComm_t comm, object rank):
+    """Build the exception for a C function's result."""
+    cdef str name = function.decode()
+    cdef const char *detail
+    if result == PYNCCL_MISSING:
+        needed = nccl_symbol_version(function)
+        return UnsupportedError(
+            f"{name} needs NCCL {needed // 10000}.{needed // 100 % 100}, "
+            f"loaded {version_text(api.version)} from {api.path.decode()}"
+        )
+    # The host library keeps the text for each thread: with ranks as threads, the process's last
+    # error is as often another rank's.
+    detail = api.pyncclHostLastError() if api.is_host else api.ncclGetLastError(comm)
+    return error_for(<int>result, name, rank,
+                     b"" if detail is NULL else detail).with_traceback(None)
+
+
+cdef int interrupted() except -1:
+    """Let the exception of a signal handler that ran inside the library reach the user."""
+    if PyErr_Occurred() is not NULL:
+        return -1
+    return PyErr_CheckSignals()
+
+
+# ---- the recorder of an open group ---------------------------------------------------------------
+
+cdef class Recorder:
+    cdef int record(self, CommBase comm, const Call *call, BufferView *views,
+                    object x, object out, object op) except -1:
+        raise NotImplementedError
+
+    cdef int record_creation(self, CommBase comm) except -1:
+        raise NotImplementedError
+
+
+cdef Recorder recorder():
+    if pynccl_recorder is NULL:
+        return None
+    return <Recorder>pynccl_recorder
+
+
+cdef void set_recorder(Recorder group) noexcept:
+    global pynccl_recorder
+    pynccl_recorder = NULL if group is None else <PyObject *>group
+
+
+# ---- from a checked call to C --------------------------------------------------------------------
+
+cdef ncclResult_t dispatch(const nccl_api *api, ncclComm_t comm, const Place *at,
+                           const Call *call) noexcept nogil:
+    cdef ncclDataType_t dtype = <ncclDataType_t>call.dtype
+    cdef ncclRedOp_t op = <ncclRedOp_t>call.op
+    cdef cudaStream_t stream = <cudaStream_t>call.stream
+    cdef Kind kind = call.spec.kind
+    if kind == ALL_REDUCE:
+        return api.ncclAllReduce(call.send, call.recv, call.count, dtype, op, comm, stream)
+    elif kind == REDUCE:
+        return api.ncclReduce(call.send, call.recv, call.count, dtype, op, call.root, comm, stream)
+    elif kind == BROADCAST:
+        return api.ncclBroadcast(call.send, call.recv, call.count, dtype, call.root, comm, stream)
+    elif kind == ALL_GATHER:
+        return api.ncclAllGather(call.send, call.recv, call.count, dtype, comm, stream)
+    elif kind == REDUCE_SCATTER:
+        return api.ncclReduceScatter(call.send, call.recv, call.count, dtype, op, comm, stream)
+    elif kind == SEND or kind == SEND_TO:
+        return api.ncclSend(call.send, call.count, dtype, call.root, comm, stream)
+    elif kind == RECV or kind == RECV_FROM:
+        return api.ncclRecv(call.recv, call.count, dtype, call.root, comm, stream)
+    elif at.version < PAIRWISE_BEFORE:
+        return pairwise(api, comm, at, call)
+    elif kind == ALL_TO_ALL:
+        return api.ncclAlltoAll(call.send, call.recv, call.count, dtype, comm, stream)
+    elif kind == GATHER:
+        return api.ncclGather(call.send, call.recv, call.count, dtype, call.root, comm, stream)
+    else:
+        return api.ncclScatter(call.send, call.recv, call.count, dtype, call.root, comm, stream)
+
+
+cdef ncclResult_t pairwise(const nccl_api *api, ncclComm_t comm, const Place *at,
+                           const Call *call) noexcept nogil:
+    """Gather, scatter and all-to-all as grouped sends and receives, for libraries without them."""
+    cdef ncclDataType_t dtype = <ncclDataType_t>call.dtype
+    cdef cudaStream_t stream = <cudaStream_t>call.stream
+    cdef size_t block = call.count * SIZES[call.dtype]
+    cdef const char *send = <const char *>call.send
+    cdef char *recv = <char *>call.recv
+    cdef bint root = call.root == at.rank
+    cdef Kind kind = call.spec.kind
+    cdef ncclResult_t result, end
+    cdef int peer
+    if call.count == 0:
+        return ncclSuccess      # as the native functions: a zero count needs no partner
+    result = api.ncclGroupStart()
+    if result != ncclSuccess:
+        return result
+    for peer in range(at.nranks):
+        if result == ncclSuccess and (kind == ALL_TO_ALL or kind == SCATTER and root):
+            result = api.ncclSend(send + peer * block, call.count, dtype, peer, comm, stream)
+        elif result == ncclSuccess and kind == GATHER and peer == call.root:
+            result = api.ncclSend(send, call.count, dtype, peer, comm, stream)
+        if result == ncclSuccess and (kind == ALL_TO_ALL or kind == GATHER and root):
+            result = api.ncclRecv(recv + peer * block, call.count, dtype, peer, comm, stream)
+        elif result == ncclSuccess and kind == SCATTER and peer == call.root:
+            result = api.ncclRecv(recv, call.count, dtype, peer, comm, stream)
+    # The end is reached whatever happened, or the library's group would stay open on this thread.
+    end = api.ncclGroupEnd()
+    return end if result == ncclSuccess else result
+
+
+# ---- communicators: the way of a call ------------------------------------------------------------
+
+cdef class CommBase:
+    """Handle and call path of a communicator; use `pynccl.Communicator`."""
+
+    cdef int ready(self, const char *verb) except -1:
+        """Pass if a call may be made now."""
+        if self.state == OPEN and self.busy == 0 and self.born == pynccl_forks:
+            return 0
+        return self.refuse(verb)
+
+    cdef int refuse(self, const char *verb) except -1:
+        cdef str name = verb.decode()
+        if self.state != UNBORN and self.born != pynccl_forks:
+            raise CommunicatorClosedError(
+                f"{name}: this communicator was created before the process forked, and does not "
+                f"exist in the child; create one in the child, or start it with 'spawn'"
+            )
+        if self.state == CREATING:
+            raise ValueError(
+                f"{name}: this communicator is being created in a group that has not ended; "
+                f"use it after the group's with-block"
+            )
+        if self.state == OPEN:
+            raise InvalidUsageError(
+                <int>ncclInvalidUsage, name, self.at.rank,
+                "another thread is inside a call on this communicator; a communicator serves one "
+                "thread at a time",
+            )
+        what = {UNBORN: "was never created", CLOSED: "is closed", ABORTED: "was aborted"}
+        raise CommunicatorClosedError(f"{name}: this communicator {what[self.state]}")
+
+    cdef object run(self, Kind kind, object x, object out, object op, object root,
+                    object stream, object dtype):
+        """Check one call, then make it or hand it to the open group."""
+        cdef BufferView[2] views
+        cdef Call call
+        cdef ncclResult_t result
+        cdef int i
+        self.ready(spec_of(kind).verb)
+        if out is None:
+            out = self.output(kind, x, root, dtype)
+        views[0].owner = NULL
+        views[1].owner = NULL
+        try:
+            bind(&call, views, kind, &self.at, x, out, op, root, stream, dtype)
+            if pynccl_recorder is not NULL:
+                (<Recorder>pynccl_recorder).record(self, &call, views, x, out, op)
+                return out if call.receives else None
+            if not self.at.host:
+                for i in range(call.n_after):
+                    order_streams(call.after[i], <uintptr_t>call.stream)
+            self.busy += 1
+            with nogil:
+                result = dispatch(self.api, self.handle, &self.at, &call)
+            self.busy -= 1
+            if result != ncclSuccess:
+                self.settle(result, call.spec.function)
+        finally:
+            release(&views[0])
+            release(&views[1])
+        return out if call.receives else None
+
+    cdef object exchange(self, object x, object dest, object out, object source,
+                         object stream, object dtype):
+        """Send and receive at once: two checked calls inside one group of the library."""
+        cdef BufferView[4] views
+        cdef Call[2] calls
+        cdef ncclResult_t result, end
+        cdef int i, k
+        self.ready(b"send_recv")
+        if out is None:
+            out = self.output(SEND_TO, x, dest, dtype)
+        for i in range(4):
+            views[i].owner = NULL
+        try:
+            bind(&calls[0], &views[0], SEND_TO, &self.at, x, None, None, dest, stream, dtype)
+            bind(&calls[1], &views[2], RECV_FROM, &self.at, None, out, None, source, stream, dtype)
+            disjoint(b"send_recv", &views[0], &views[3])
+            if pynccl_recorder is not NULL:
+                (<Recorder>pynccl_recorder).record(self, &calls[0], &views[0], x, None, None)
+                (<Recorder>pynccl_recorder).record(self, &calls[1], &views[2], None, out, None)
+                return out
+            if not self.at.host:
+                for k in range(2):
+                    for i in range(calls[k].n_after):
+                        order_streams(calls[k].after[i], <uintptr_t>calls[k].stream)
+            self.busy += 1
+            with nogil:
+                result = self.api.ncclGroupStart()
+                if result == ncclSuccess:
+                    for k in range(2):
+                        if result == ncclSuccess:
+                            result = dispatch(self.api, self.handle, &self.at, &calls[k])
+                    end = self.api.ncclGroupEnd()
+                    if result == ncclSuccess:
+                        result = end
+            self.busy -= 1
+            if result != ncclSuccess:
+                self.settle(result, b"ncclGroupEnd")
+        finally:
+            for i in range(4):
+                release(&views[i])
+        return out
+
+    cdef object output(self, Kind kind, object x, object root, object dtype):
+        """Allocate the result of a call that was given none; None where this rank has none."""
+        cdef const Spec *spec = spec_of(kind)
+        cdef bint send, recv
+        cdef BufferView v
+        cdef Ask ask
+        wants(kind, &self.at, root, &send, &recv)
+        if kind == BROADCAST:
+            return x            # in place, as everybody expects of a broadcast
+        if not recv and kind != SEND_TO:
+            return None
+        if not send:
+            raise ValueError(
+                f"{spec.verb.decode()}: out is needed on rank {self.at.rank}: "
+                f"only the root knows what it sends"
+                if kind == SCATTER else
+                f"{spec.verb.decode()}: out is needed, it receives the data"
+            )
+        # Look at x first: a wrong x deserves its own message, not the allocator's.
+        ask.verb = spec.verb
+        ask.arg = "x"
+        ask.writable = False
+        ask.on_device = not self.at.host
+        ask.as_elem = NULL
+        v.owner = NULL
+        view(x, &v, &ask)
+        release(&v)
+        return _alloc.result(spec.verb.decode(), x, self.at.nranks, spec.send_blocks,
+                             spec.recv_blocks)
+
+    cdef int settle(self, ncclResult_t result, const char *function) except -1:
+        """Raise for a result that is not success; wait where a nonblocking call is under way."""
+        interrupted()
+        if result == ncclInProgress and self.nonblocking:
+            return self.wait(function)
+        raise failure(result, function, self.api, self.handle, self.at.rank)
+
+    cdef int wait(self, const char *function) except -1:
+        """Poll a nonblocking communicator until its last call is done."""
+        cdef ncclResult_t state = ncclInProgress
+        cdef ncclResult_t result
+        cdef double deadline = time.monotonic() + self.patience
+        cdef double pause = 20e-6
+        while True:
+            with nogil:
+                result = self.api.ncclCommGetAsyncError(self.handle, &state)
+            if result != ncclSuccess:
+                raise failure(result, b"ncclCommGetAsyncError", self.api, self.handle, self.at.rank)
+            if state == ncclSuccess:
+                return 0
+            if state != ncclInProgress:
+                raise failure(state, function, self.api, self.handle, self.at.rank)
+            if time.monotonic() > deadline:
+                raise NCCLTimeoutError(
+                    <int>ncclTimeout, function.decode(), self.at.rank,
+                    f"still in progress after {self.patience:g} s",
+                )
+            time.sleep(pause)
+            pause = min(pause * 2, 1e-3)
+
+    cdef ncclResult_t create(self) except *:
+        raise NotImplementedError
+
+    cdef int created(self, ncclResult_t result) except -1:
+        raise NotImplementedError
