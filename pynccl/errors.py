@@ -155,8 +155,6 @@ _HINTS: dict[int, str] = {
 }
 
 
-def error_for(
-    result: int, function: str, rank: int | None = None, detail: str = ""
-) -> NCCLError:
+def error_for(result: int, function: str, rank: int | None = None, detail: str = "") -> NCCLError:
     """Build the exception for a result code; the caller raises it."""
     return _CLASSES.get(int(result), NCCLError)(result, function, rank, detail)
