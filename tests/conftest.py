@@ -1,0 +1,59 @@
+"""Fixtures that need ranks, and the path by which tests find ``helpers``."""
+
+import pathlib
+import sys
+
+TESTS = str(pathlib.Path(__file__).resolve().parent)
+if TESTS not in sys.path:
+    sys.path.insert(0, TESTS)
+
+import pytest  # noqa: E402
+
+import pynccl  # noqa: E402, F401  (once, before ranks start: an editable install compiles at import)
+from helpers.ranks import GroupWorld, ProcessWorld, ThreadWorld  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def threads():
+    """``threads(n)``: the module's `ThreadWorld` of n ranks."""
+    worlds = {}
+
+    def world(nranks: int) -> ThreadWorld:
+        if nranks not in worlds:
+            worlds[nranks] = ThreadWorld(nranks)
+        return worlds[nranks]
+
+    yield world
+    for each in worlds.values():
+        each.close()
+
+
+@pytest.fixture(scope="session")
+def processes():
+    """``processes(nprocs, nlocal=1, grouped=False)``: the session's `ProcessWorld` of that form."""
+    worlds = {}
+
+    def world(nprocs: int, nlocal: int = 1, grouped: bool = False) -> ProcessWorld:
+        form = (nprocs, nlocal, grouped)
+        if form not in worlds:
+            worlds[form] = ProcessWorld(*form)
+        return worlds[form]
+
+    yield world
+    for each in worlds.values():
+        each.close()
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """``one_thread(n)``: the module's `GroupWorld` of n ranks."""
+    worlds = {}
+
+    def world(nranks: int) -> GroupWorld:
+        if nranks not in worlds:
+            worlds[nranks] = GroupWorld(nranks)
+        return worlds[nranks]
+
+    yield world
+    for each in worlds.values():
+        each.close()
