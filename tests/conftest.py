@@ -10,7 +10,7 @@ if TESTS not in sys.path:
 import pytest  # noqa: E402
 
 import pynccl  # noqa: E402, F401  (once, before ranks start: an editable install compiles at import)
-from helpers.ranks import GroupWorld, ProcessWorld, ThreadWorld  # noqa: E402
+from helpers.ranks import Crew, GroupWorld, ProcessWorld, ThreadWorld, create, new_id  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +57,24 @@ def one_thread():
     yield world
     for each in worlds.values():
         each.close()
+
+
+@pytest.fixture
+def alone():
+    """A communicator of one rank."""
+    with create(1, new_id(), 0) as comm:
+        yield comm
+
+
+@pytest.fixture
+def crew():
+    """``crew(n)``: n threads, for jobs that need no world."""
+    made = []
+
+    def make(size: int) -> Crew:
+        made.append(Crew(size))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()

@@ -8,6 +8,7 @@ import pytest
 
 import pynccl
 from helpers import cases, data, oracle
+from helpers.ranks import create, new_id
 
 VERBS = [*oracle.COLLECTIVES, "send", "recv", "send_recv"]
 REDUCERS = [name for name, spec in oracle.COLLECTIVES.items() if spec.op]
@@ -16,9 +17,8 @@ ROOTED = [name for name, spec in oracle.COLLECTIVES.items() if spec.root]
 
 @pytest.fixture(scope="module")
 def alone():
-    """A communicator of one rank."""
-    uid = pynccl.unique_id(library="host")
-    with pynccl.Communicator(1, uid, 0, timeout=10, library="host") as comm:
+    """A communicator of one rank, kept over the module."""
+    with create(1, new_id(), 0) as comm:
         yield comm
 
 

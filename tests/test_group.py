@@ -1,27 +1,14 @@
 """A group is a plan: it records checked calls and runs them when it ends, and again when called."""
 
 import gc
-import subprocess
-import sys
 import weakref
 
 import numpy as np
 import pytest
 
 import pynccl
-from helpers import cases, data, oracle
-from helpers.ranks import ThreadWorld
-
-
-def solo():
-    return pynccl.Communicator(1, pynccl.unique_id(library="host"), 0, timeout=10, library="host")
-
-
-@pytest.fixture
-def alone():
-    """A communicator of one rank."""
-    with solo() as comm:
-        yield comm
+from helpers import cases, data, oracle, scripts
+from helpers.ranks import ThreadWorld, create, new_id
 
 
 def test_nothing_runs_before_the_group_ends(alone):
@@ -113,7 +100,7 @@ def test_plan_keeps_its_arrays_alive(alone):
 
 
 def test_plan_says_so_when_its_communicator_is_closed():
-    comm = solo()
+    comm = create(1, new_id(), 0)
     with pynccl.group() as plan:
         comm.all_reduce(np.arange(3))
     comm.close()
@@ -281,9 +268,9 @@ def on_two_communicators(comm):
 
 
 def created_in_group():
-    uid = pynccl.unique_id(library="host")
+    uid = new_id()
     with pynccl.group():
-        return [pynccl.Communicator(3, uid, rank, timeout=10, library="host") for rank in range(3)]
+        return [create(3, uid, rank) for rank in range(3)]
 
 
 def test_one_thread_creates_all_ranks_in_a_group():
@@ -299,9 +286,9 @@ def test_one_thread_creates_all_ranks_in_a_group():
 
 
 def test_communicator_created_in_a_group_is_unusable_there():
-    uid = pynccl.unique_id(library="host")
+    uid = new_id()
     with pynccl.group():
-        comm = pynccl.Communicator(1, uid, 0, timeout=10, library="host")
+        comm = create(1, uid, 0)
         with pytest.raises((pynccl.PyncclError, ValueError), match="group"):
             comm.all_reduce(np.arange(3))
     assert comm.all_reduce(np.arange(3)).tolist() == [0, 1, 2]
@@ -309,20 +296,20 @@ def test_communicator_created_in_a_group_is_unusable_there():
 
 
 def test_plan_that_creates_a_communicator_cannot_be_replayed():
-    uid = pynccl.unique_id(library="host")
+    uid = new_id()
     with pynccl.group() as plan:
-        comm = pynccl.Communicator(1, uid, 0, timeout=10, library="host")
+        comm = create(1, uid, 0)
     with pytest.raises((pynccl.PyncclError, ValueError, RuntimeError), match="creat"):
         plan()
     comm.close()
 
 
 def test_exception_abandons_the_creation_too():
-    uid = pynccl.unique_id(library="host")
+    uid = new_id()
     with pytest.raises(KeyError), pynccl.group():
-        pynccl.Communicator(2, uid, 0, timeout=10, library="host")
+        create(2, uid, 0)
         raise KeyError
-    with solo() as comm:  # no group is left open in this thread
+    with create(1, new_id(), 0) as comm:  # no group is left open in this thread
         cases.sum_of_ranks(comm)
 
 
@@ -333,7 +320,9 @@ def fails_when_run(comm):
     assert out.tolist() == [-1] * 3
     with pytest.raises(pynccl.NCCLError):
         comm.all_reduce(np.arange(3))
-    with solo() as fresh:  # the thread's group is closed although a call in it failed
+    with create(
+        1, new_id(), 0
+    ) as fresh:  # the thread's group is closed although a call in it failed
         cases.sum_of_ranks(fresh)
 
 
@@ -364,18 +353,16 @@ def test_large_messages_and_collectives_mix_in_one_group(threads):
 
 def test_ranks_of_one_thread_without_a_group_are_diagnosed():
     # In a process of its own: the proof rests on there being no other thread that could help.
-    code = """
-import numpy as np, pynccl, time
-comms = pynccl.init_all(2, library="host")
-start = time.monotonic()
-try:
-    comms[0].all_reduce(np.arange(3))
-except pynccl.NCCLError as error:
-    assert time.monotonic() - start < 5, "not at once"
-    print(type(error).__name__, error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd="/", capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert "group" in done.stdout, done.stdout + done.stderr
+    told = scripts.run("""
+        import time
+        import numpy as np, pynccl
+        comms = pynccl.init_all(2, library="host")
+        start = time.monotonic()
+        try:
+            comms[0].all_reduce(np.arange(3))
+        except pynccl.NCCLError as error:
+            assert time.monotonic() - start < 5, "not at once"
+            print(type(error).__name__, error)
+    """)
+    assert "InvalidUsageError" in told
+    assert "group" in told

@@ -176,6 +176,16 @@ class Crew:
             jobs.put(None)
 
 
+def new_id() -> bytes:
+    """The id for one new communicator of the host library."""
+    return pynccl.unique_id(library="host")
+
+
+def create(nranks: int, uid: bytes, rank: int, timeout: float = TIMEOUT, **words: Any) -> Any:
+    """Create a communicator of the host library, with a deadline that suits a test."""
+    return pynccl.Communicator(nranks, uid, rank, timeout=timeout, library="host", **words)
+
+
 class World:
     """What the worlds have in common; see the module's text."""
 
@@ -248,11 +258,9 @@ class ThreadWorld(World):
 
     def renew(self) -> None:
         self._abort()
-        uid = pynccl.unique_id(library="host")
+        uid = new_id()
         outcomes = self._crew.run(
-            lambda rank: pynccl.Communicator(
-                self.nranks, uid, rank, timeout=self.timeout, library="host"
-            ),
+            lambda rank: create(self.nranks, uid, rank, self.timeout),
             limit=self.timeout + 10.0,
         )
         check_created(outcomes)
@@ -296,7 +304,7 @@ class GroupWorld(World):
     def renew(self) -> None:
         for comm in self.comms:
             comm.abort()
-        self.comms = pynccl.init_all(self.nranks, library="host")
+        self.comms = pynccl.init_all(self.nranks, timeout=TIMEOUT, library="host")
         self._stale = False
 
     def _run(self, function, args, limit, rescue):
@@ -389,7 +397,7 @@ class ProcessWorld(World):
             self.workers = [
                 Worker(i * self.nlocal, self.nlocal, self.grouped) for i in range(self.nprocs)
             ]
-        uid = bytes(pynccl.unique_id(library="host"))
+        uid = bytes(new_id())
         check_created(self._ask(("open", self.nranks, uid, TIMEOUT), TIMEOUT + 30.0, RESCUE))
         self._stale = False
 
