@@ -73,9 +73,11 @@ cdef class Group(Recorder):
             self.drop()
             return False
         self.built = True
+        if not self.at_end:
+            return False
         if outer is not None:
             (<Group>outer).append(self)
-        elif self.at_end:
+        else:
             self.launch()
         return False
 

@@ -202,8 +202,8 @@ cdef Exception failure(ncclResult_t result, const char *function, const nccl_api
     # The host library keeps the text for each thread: with ranks as threads, the process's last
     # error is as often another rank's.
     detail = api.pyncclHostLastError() if api.is_host else api.ncclGetLastError(comm)
-    return error_for(<int>result, name, rank,
-                     b"" if detail is NULL else detail).with_traceback(None)
+    text = "" if detail is NULL else detail.decode(errors="replace")
+    return error_for(<int>result, name, rank, text).with_traceback(None)
 
 
 cdef int interrupted() except -1:

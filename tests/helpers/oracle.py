@@ -203,7 +203,7 @@ def differences(actual: np.ndarray, wanted: np.ndarray) -> str:
 
 
 def _bytes(array):
-    return np.ascontiguousarray(array).view(np.uint8).reshape(array.size, -1)
+    return np.ascontiguousarray(array).view(np.uint8).reshape(array.size, array.itemsize)
 
 
 def _comparable(array):
