@@ -23,7 +23,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- the driver's functions, by the names that its header maps them to ------------------------------- */
+/* ---- the driver's functions, by the names that its header maps them to ----------------------- */
 
 typedef struct CUctx_st *context_t;
 typedef struct CUstream_st *stream_t;
@@ -79,7 +79,7 @@ struct driver {
 
 static _Atomic(struct driver *) driver;
 
-/* ---- finding it -------------------------------------------------------------------------------------- */
+/* ---- finding it ------------------------------------------------------------------------------ */
 
 static int resolve(void *dl, const char *name, void *slot) {
     void *symbol = dlsym(dl, name);
@@ -178,7 +178,7 @@ int cuda_ready(void) { return find(0) != NULL; }
 
 int cuda_open(void) { return find(1) != NULL; }
 
-/* ---- memory ------------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 int cuda_pointer_device(const void *p) {
     struct driver *d = find(0);
@@ -212,7 +212,7 @@ int cuda_free(void *p) {
     return d ? d->cuMemFree_v2((uintptr_t)p) : CUDA_NOT_INITIALIZED;
 }
 
-/* ---- devices ----------------------------------------------------------------------------------------- */
+/* ---- devices --------------------------------------------------------------------------------- */
 
 enum { MAX_DEVICES = 128 };
 static _Atomic(context_t) primary[MAX_DEVICES];
@@ -299,7 +299,7 @@ int cuda_device_leave(void *saved) {
     return d ? d->cuCtxSetCurrent((context_t)saved) : CUDA_NOT_INITIALIZED;
 }
 
-/* ---- streams ----------------------------------------------------------------------------------------- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 /* One event per thread and context is enough: a wait takes the event as it was recorded when the wait was
  * submitted, so the next ordering may record it anew. */
@@ -429,7 +429,7 @@ int cuda_stream_sync(uintptr_t stream) {
     return d ? d->cuStreamSynchronize((stream_t)normal(stream)) : CUDA_NOT_INITIALIZED;
 }
 
-/* ---- errors ------------------------------------------------------------------------------------------ */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 const char *cuda_error(int code) {
     static _Thread_local char text[160];

@@ -21,7 +21,7 @@
 
 typedef void (*any_function)(void);
 
-/* ---- a stub for each function that a library may lack ----------------------------------------------- */
+/* ---- a stub for each function that a library may lack ---------------------------------------- */
 
 #define MISSING_ncclResult_t return PYNCCL_MISSING
 #define MISSING_pynccl_text_t return ""
@@ -38,7 +38,7 @@ NCCL_SYMBOLS(DEFINE_STUB)
 #pragma GCC diagnostic pop
 #endif
 
-/* ---- the two lists as data -------------------------------------------------------------------------- */
+/* ---- the two lists as data ------------------------------------------------------------------- */
 
 struct row {
     const char *name;
@@ -86,7 +86,7 @@ static int is_filled(const struct nccl_api *api, const struct row *row) {
     return held != row->missing;
 }
 
-/* ---- loading ---------------------------------------------------------------------------------------- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 static _Atomic(struct nccl_api *) loaded;
 
@@ -176,7 +176,7 @@ int nccl_api_load(const char *path, struct nccl_api **out, char *err, size_t err
     return 0;
 }
 
-/* ---- questions -------------------------------------------------------------------------------------- */
+/* ---- questions ------------------------------------------------------------------------------- */
 
 int nccl_api_has(const struct nccl_api *api, const char *symbol) {
     const struct row *row = find_row(nccl_rows, NCCL_ROWS, symbol);

@@ -314,8 +314,8 @@ typedef const char *pynccl_text_t;
 
 /* ---- the functions ------------------------------------------------------------------------------
  * X(return type, name, first version that has it, (parameters))
- * The version is the code of the first minor release; 21800 stands for "2.18 or before", the oldest that is
- * supported. Every function is also exported as pname. */
+ * The version is the code of the first minor release; 21000 stands for "2.10 or before". Supported is 2.18 and
+ * later; an older library works for what it has. Every function is also exported as pname. */
 #define NCCL_SYMBOLS(X) \
     NCCL_SYMBOLS_LIBRARY(X) \
     NCCL_SYMBOLS_COMMUNICATOR(X) \
@@ -327,20 +327,20 @@ typedef const char *pynccl_text_t;
     NCCL_SYMBOLS_PARAMETER(X)
 
 #define NCCL_SYMBOLS_LIBRARY(X) \
-    X(ncclResult_t, ncclGetVersion, 21800, (int *version)) \
-    X(ncclResult_t, ncclGetUniqueId, 21800, (ncclUniqueId *uniqueId)) \
-    X(pynccl_text_t, ncclGetErrorString, 21800, (ncclResult_t result)) \
-    X(pynccl_text_t, ncclGetLastError, 21800, (ncclComm_t comm)) \
+    X(ncclResult_t, ncclGetVersion, 21000, (int *version)) \
+    X(ncclResult_t, ncclGetUniqueId, 21000, (ncclUniqueId *uniqueId)) \
+    X(pynccl_text_t, ncclGetErrorString, 21000, (ncclResult_t result)) \
+    X(pynccl_text_t, ncclGetLastError, 21300, (ncclComm_t comm)) \
     X(void, ncclResetDebugInit, 22400, (void)) \
     X(ncclResult_t, ncclSetEncryption, 23200, (const ncclEncryptionConfig_t *config))
 
 #define NCCL_SYMBOLS_COMMUNICATOR(X) \
-    X(ncclResult_t, ncclCommInitRank, 21800, (ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank)) \
-    X(ncclResult_t, ncclCommInitRankConfig, 21800, \
+    X(ncclResult_t, ncclCommInitRank, 21000, (ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank)) \
+    X(ncclResult_t, ncclCommInitRankConfig, 21400, \
       (ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank, ncclConfig_t *config)) \
     X(ncclResult_t, ncclCommInitRankScalable, 22300, \
       (ncclComm_t *newcomm, int nranks, int myrank, int nId, ncclUniqueId *commIds, ncclConfig_t *config)) \
-    X(ncclResult_t, ncclCommInitAll, 21800, (ncclComm_t *comm, int ndev, const int *devlist)) \
+    X(ncclResult_t, ncclCommInitAll, 21000, (ncclComm_t *comm, int ndev, const int *devlist)) \
     X(ncclResult_t, ncclCommSplit, 21800, \
       (ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config)) \
     X(ncclResult_t, ncclCommShrink, 22700, \
@@ -351,13 +351,13 @@ typedef const char *pynccl_text_t;
       (ncclComm_t comm, int nRanks, const ncclUniqueId *uniqueId, int rank, ncclComm_t *newcomm, \
        ncclConfig_t *config)) \
     X(ncclResult_t, ncclCommRevoke, 22800, (ncclComm_t comm, int revokeFlags)) \
-    X(ncclResult_t, ncclCommFinalize, 21800, (ncclComm_t comm)) \
-    X(ncclResult_t, ncclCommDestroy, 21800, (ncclComm_t comm)) \
-    X(ncclResult_t, ncclCommAbort, 21800, (ncclComm_t comm)) \
-    X(ncclResult_t, ncclCommGetAsyncError, 21800, (ncclComm_t comm, ncclResult_t *asyncError)) \
-    X(ncclResult_t, ncclCommCount, 21800, (const ncclComm_t comm, int *count)) \
-    X(ncclResult_t, ncclCommCuDevice, 21800, (const ncclComm_t comm, int *device)) \
-    X(ncclResult_t, ncclCommUserRank, 21800, (const ncclComm_t comm, int *rank)) \
+    X(ncclResult_t, ncclCommFinalize, 21400, (ncclComm_t comm)) \
+    X(ncclResult_t, ncclCommDestroy, 21000, (ncclComm_t comm)) \
+    X(ncclResult_t, ncclCommAbort, 21000, (ncclComm_t comm)) \
+    X(ncclResult_t, ncclCommGetAsyncError, 21000, (ncclComm_t comm, ncclResult_t *asyncError)) \
+    X(ncclResult_t, ncclCommCount, 21000, (const ncclComm_t comm, int *count)) \
+    X(ncclResult_t, ncclCommCuDevice, 21000, (const ncclComm_t comm, int *device)) \
+    X(ncclResult_t, ncclCommUserRank, 21000, (const ncclComm_t comm, int *rank)) \
     X(ncclResult_t, ncclCommSuspend, 22900, (ncclComm_t comm, int flags)) \
     X(ncclResult_t, ncclCommResume, 22900, (ncclComm_t comm)) \
     X(ncclResult_t, ncclCommMemStats, 22900, (ncclComm_t comm, ncclCommMemStat_t stat, uint64_t *value))
@@ -373,24 +373,24 @@ typedef const char *pynccl_text_t;
     X(ncclResult_t, ncclWinGetUserPtr, 22900, (ncclComm_t comm, ncclWindow_t win, void **outUserPtr))
 
 #define NCCL_SYMBOLS_COLLECTIVE(X) \
-    X(ncclResult_t, ncclRedOpCreatePreMulSum, 21800, \
+    X(ncclResult_t, ncclRedOpCreatePreMulSum, 21100, \
       (ncclRedOp_t *op, void *scalar, ncclDataType_t datatype, ncclScalarResidence_t residence, ncclComm_t comm)) \
-    X(ncclResult_t, ncclRedOpDestroy, 21800, (ncclRedOp_t op, ncclComm_t comm)) \
-    X(ncclResult_t, ncclAllReduce, 21800, \
+    X(ncclResult_t, ncclRedOpDestroy, 21100, (ncclRedOp_t op, ncclComm_t comm)) \
+    X(ncclResult_t, ncclAllReduce, 21000, \
       (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op, \
        ncclComm_t comm, cudaStream_t stream)) \
-    X(ncclResult_t, ncclReduce, 21800, \
+    X(ncclResult_t, ncclReduce, 21000, \
       (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, ncclRedOp_t op, int root, \
        ncclComm_t comm, cudaStream_t stream)) \
-    X(ncclResult_t, ncclBroadcast, 21800, \
+    X(ncclResult_t, ncclBroadcast, 21000, \
       (const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, \
        cudaStream_t stream)) \
-    X(ncclResult_t, ncclBcast, 21800, \
+    X(ncclResult_t, ncclBcast, 21000, \
       (void *buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream)) \
-    X(ncclResult_t, ncclAllGather, 21800, \
+    X(ncclResult_t, ncclAllGather, 21000, \
       (const void *sendbuff, void *recvbuff, size_t sendcount, ncclDataType_t datatype, ncclComm_t comm, \
        cudaStream_t stream)) \
-    X(ncclResult_t, ncclReduceScatter, 21800, \
+    X(ncclResult_t, ncclReduceScatter, 21000, \
       (const void *sendbuff, void *recvbuff, size_t recvcount, ncclDataType_t datatype, ncclRedOp_t op, \
        ncclComm_t comm, cudaStream_t stream)) \
     X(ncclResult_t, ncclAlltoAll, 22800, \
@@ -430,10 +430,10 @@ typedef const char *pynccl_text_t;
        cudaStream_t stream, const ncclCollConfig_t *config))
 
 #define NCCL_SYMBOLS_POINT_TO_POINT(X) \
-    X(ncclResult_t, ncclSend, 21800, \
+    X(ncclResult_t, ncclSend, 21000, \
       (const void *sendbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm, \
        cudaStream_t stream)) \
-    X(ncclResult_t, ncclRecv, 21800, \
+    X(ncclResult_t, ncclRecv, 21000, \
       (void *recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm, cudaStream_t stream)) \
     X(ncclResult_t, ncclPutSignal, 22900, \
       (const void *localbuff, size_t count, ncclDataType_t datatype, int peer, ncclWindow_t peerWin, \
@@ -444,8 +444,8 @@ typedef const char *pynccl_text_t;
       (int nDesc, ncclWaitSignalDesc_t *signalDescs, ncclComm_t comm, cudaStream_t stream))
 
 #define NCCL_SYMBOLS_GROUP(X) \
-    X(ncclResult_t, ncclGroupStart, 21800, (void)) \
-    X(ncclResult_t, ncclGroupEnd, 21800, (void)) \
+    X(ncclResult_t, ncclGroupStart, 21000, (void)) \
+    X(ncclResult_t, ncclGroupEnd, 21000, (void)) \
     X(ncclResult_t, ncclGroupSimulateEnd, 22200, (ncclSimInfo_t *simInfo))
 
 #define NCCL_SYMBOLS_PARAMETER(X) \
