@@ -116,6 +116,10 @@ static const char *named_library(void) {
     return name && name[0] ? name : NULL;
 }
 
+#ifndef DEVICE_NODES /* the tests have their own */
+#define DEVICE_NODES "/dev/nvidia[0-9]*"
+#endif
+
 /* Without a device node no library will ever be worth looking for. Asked of the system once. */
 static int has_device_node(void) {
     static atomic_int answer; /* 0 not asked, 1 no, 2 yes */
@@ -125,7 +129,7 @@ static int has_device_node(void) {
         known = 1;
         if (access("/dev/dxg", F_OK) == 0)
             known = 2;
-        else if (glob("/dev/nvidia[0-9]*", GLOB_NOSORT, NULL, &nodes) == 0) {
+        else if (glob(DEVICE_NODES, GLOB_NOSORT, NULL, &nodes) == 0) {
             known = 2;
             globfree(&nodes);
         }

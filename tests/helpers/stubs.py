@@ -237,7 +237,8 @@ def build_cuda_stub(*, context_ids: bool = True) -> Path:
         "libcuda.so.1",
         [STUBS / "cuda_stub.c"],
         {"STUB_CONTEXT_IDS": int(context_ids)},
-        options=["-fvisibility=hidden"],
+        # The name by which the dynamic linker knows a driver that is loaded already.
+        options=["-fvisibility=hidden", "-Wl,-soname,libcuda.so.1"],
     )
 
 
