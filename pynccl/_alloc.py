@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+TYPE_CHECKING = False  # typing itself is too slow to import for that
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def result(verb: str, x: Any, nranks: int, takes_blocks: bool, gives_blocks: bool) -> Any:
@@ -107,7 +109,7 @@ def _bytearray(x: Any, shape: tuple[int, ...]) -> Any:
     return bytearray(_product(shape))
 
 
-def _memoryview(x: memoryview, shape: tuple[int, ...]) -> Any:
+def _memoryview(x: Any, shape: tuple[int, ...]) -> Any:
     flat = memoryview(bytearray(_product(shape) * x.itemsize))
     return flat.cast(x.format, list(shape)) if shape else flat.cast(x.format)
 

@@ -136,7 +136,7 @@ def timeout(value: float | timedelta | None = None) -> float:
         no limit.
     """
     if value is None:
-        return get("PYNCCL_TIMEOUT")
+        return float(get("PYNCCL_TIMEOUT"))
     if hasattr(value, "total_seconds"):
         seconds = value.total_seconds()
     elif isinstance(value, bool) or not hasattr(value, "__float__"):

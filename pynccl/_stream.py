@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import operator
-from typing import Any
+import sys
+
+TYPE_CHECKING = False  # typing itself is too slow to import for that
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def handle_of(stream: Any, verb: str) -> int:
@@ -32,7 +35,8 @@ def handle_of(stream: Any, verb: str) -> int:
         raise TypeError(f"{verb}: stream must be a handle or a stream object, not a bool")
     if isinstance(stream, int):
         return int(stream)
-    if isinstance(stream, ctypes.c_void_p):
+    ctypes = sys.modules.get("ctypes")  # imported by whoever made such an object
+    if ctypes is not None and isinstance(stream, ctypes.c_void_p):
         return stream.value or 0
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:

@@ -1,0 +1,5 @@
+from typing import Any, final
+
+@final
+class UserOp:
+    scalar: Any

@@ -1,0 +1,151 @@
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar, overload
+
+from ._call import UserOp
+from ._nccl import CommBase
+from .enums import ReduceOp
+
+# An array of any library; a result that is allocated has the type of the input.
+_Array = TypeVar("_Array")
+_Out = TypeVar("_Out")
+# A ReduceOp, its name, what premul_sum returned, or a NumPy ufunc.
+_Op: TypeAlias = ReduceOp | str | UserOp | Callable[..., Any]
+# A handle, or a stream object of CUDA's protocol, Numba, CuPy or Torch.
+_Stream: TypeAlias = Any
+_DType: TypeAlias = Any
+
+class Collectives(CommBase):
+    @overload
+    def all_reduce(
+        self,
+        x: _Array,
+        out: None = None,
+        op: _Op = ...,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+    ) -> _Array: ...
+    @overload
+    def all_reduce(
+        self, x: Any, out: _Out, op: _Op = ..., *, stream: _Stream = None, dtype: _DType = None
+    ) -> _Out: ...
+    @overload
+    def reduce(
+        self,
+        x: _Array,
+        out: None = None,
+        op: _Op = ...,
+        root: int = 0,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+    ) -> _Array | None: ...
+    @overload
+    def reduce(
+        self,
+        x: Any,
+        out: _Out,
+        op: _Op = ...,
+        root: int = 0,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+    ) -> _Out | None: ...
+    @overload
+    def broadcast(
+        self,
+        x: _Array,
+        root: int = 0,
+        *,
+        out: None = None,
+        stream: _Stream = None,
+        dtype: _DType = None,
+    ) -> _Array: ...
+    @overload
+    def broadcast(
+        self, x: Any, root: int = 0, *, out: _Out, stream: _Stream = None, dtype: _DType = None
+    ) -> _Out: ...
+    @overload
+    def all_gather(
+        self, x: _Array, out: None = None, *, stream: _Stream = None, dtype: _DType = None
+    ) -> _Array: ...
+    @overload
+    def all_gather(
+        self, x: Any, out: _Out, *, stream: _Stream = None, dtype: _DType = None
+    ) -> _Out: ...
+    @overload
+    def reduce_scatter(
+        self,
+        x: _Array,
+        out: None = None,
+        op: _Op = ...,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+    ) -> _Array: ...
+    @overload
+    def reduce_scatter(
+        self, x: Any, out: _Out, op: _Op = ..., *, stream: _Stream = None, dtype: _DType = None
+    ) -> _Out: ...
+    @overload
+    def all_to_all(
+        self, x: _Array, out: None = None, *, stream: _Stream = None, dtype: _DType = None
+    ) -> _Array: ...
+    @overload
+    def all_to_all(
+        self, x: Any, out: _Out, *, stream: _Stream = None, dtype: _DType = None
+    ) -> _Out: ...
+    @overload
+    def gather(
+        self,
+        x: _Array,
+        out: None = None,
+        root: int = 0,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+    ) -> _Array | None: ...
+    @overload
+    def gather(
+        self, x: Any, out: _Out, root: int = 0, *, stream: _Stream = None, dtype: _DType = None
+    ) -> _Out | None: ...
+    @overload
+    def scatter(
+        self,
+        x: _Array,
+        out: None = None,
+        root: int = 0,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+    ) -> _Array: ...
+    @overload
+    def scatter(
+        self, x: Any, out: _Out, root: int = 0, *, stream: _Stream = None, dtype: _DType = None
+    ) -> _Out: ...
+    def send(self, x: Any, peer: int, *, stream: _Stream = None, dtype: _DType = None) -> None: ...
+    def recv(
+        self, out: _Out, peer: int, *, stream: _Stream = None, dtype: _DType = None
+    ) -> _Out: ...
+    @overload
+    def send_recv(
+        self,
+        x: _Array,
+        dest: int,
+        out: None = None,
+        source: int | None = None,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+    ) -> _Array: ...
+    @overload
+    def send_recv(
+        self,
+        x: Any,
+        dest: int,
+        out: _Out,
+        source: int | None = None,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+    ) -> _Out: ...

@@ -1,0 +1,69 @@
+from collections.abc import Sequence
+from datetime import timedelta
+from os import PathLike
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from typing_extensions import disjoint_base
+
+from ._call import UserOp
+from ._collectives import Collectives
+from ._nccl import Library
+
+_Choice: TypeAlias = str | PathLike[str]
+_Seconds: TypeAlias = float | timedelta | None
+
+UNIQUE_ID_BYTES: int
+EXIT_SECONDS: float
+
+class UniqueId(bytes):
+    def __new__(cls, raw: bytes | bytearray | memoryview) -> UniqueId: ...
+    @property
+    def kind(self) -> str: ...
+
+@disjoint_base
+class Communicator(Collectives):
+    def __init__(
+        self,
+        nranks: int,
+        uid: bytes,
+        rank: int,
+        *,
+        device: int | None = None,
+        timeout: _Seconds = None,
+        library: _Choice = "auto",
+    ) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def nranks(self) -> int: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def timeout(self) -> float: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def handle(self) -> int: ...
+    def barrier(self, *, stream: Any = None) -> None: ...
+    def premul_sum(self, scalar: Any, dtype: Any) -> UserOp: ...
+    def split(
+        self, color: int | None, key: int = 0, *, timeout: _Seconds = None
+    ) -> Communicator | None: ...
+    def close(self, timeout: _Seconds = None) -> None: ...
+    def abort(self) -> None: ...
+    def __enter__(self) -> Communicator: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+def unique_id(library: _Choice = "auto") -> UniqueId: ...
+def init_all(
+    devices: int | Sequence[int], *, timeout: _Seconds = None, library: _Choice = "auto"
+) -> list[Communicator]: ...
+def init(*, timeout: _Seconds = None, library: _Choice = "auto") -> Communicator: ...
+def library(name: _Choice = "auto") -> Library: ...
+def version_code(library: _Choice = "auto") -> int: ...

@@ -1,0 +1,16 @@
+from typing_extensions import disjoint_base
+
+@disjoint_base
+class Library:
+    path: str
+    kind: str
+    version: int
+    @property
+    def missing(self) -> list[tuple[str, int]]: ...
+
+@disjoint_base
+class CommBase:
+    library: Library
+
+@disjoint_base
+class Recorder: ...
