@@ -1,96 +1,62 @@
 """The only reader of array protocols: any array becomes a BufferView, or an exception that says why not.
 
-Reading order: ``view`` at the end of the first part names the protocols; each has one reader, which says what it
-found in a ``Raw``; ``settle`` checks that against the rules which are the same for all.
+Reading order: ``view`` names the protocols, in the order in which they are tried; below it is one reader for each.
+(The two array interfaces are in _interface.pyx, DLPack's structs in _dlpack.pyx, NumPy's in _ndarray.pyx.)
 
 A protocol is absent if its attribute is (AttributeError); every other exception is the array's own and passes.
-All state of this module is written once.
+All state of this module is written once, at import.
 """
 
 import sys
 
 cimport cython
 from cpython.buffer cimport Py_buffer
-from cpython.bool cimport PyBool_Check
-from cpython.dict cimport PyDict_Next
-from cpython.long cimport PyLong_AsSsize_t, PyLong_CheckExact
 from cpython.object cimport PyObject, PyTypeObject
-from cpython.ref cimport Py_INCREF, Py_XDECREF
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uintptr_t
 from libc.string cimport memset, strcmp
 
 from pynccl._device cimport pointer_device
 from pynccl._dlpack cimport DL_CUDA, DL_CUDA_MANAGED, DLTensor, Tensor, read_dltype, tensor_of_capsule, tensor_of_table
-from pynccl._elem cimport (
-    ELEM_INT, OPAQUE, TYPE_NAME, ElemType, Found, copy_name, dtype_name, elem_named, elem_of, read_format,
-    read_typestr,
-)
+from pynccl._elem cimport OPAQUE, ElemType, Found, copy_name, elem_of, read_format
+from pynccl._interface cimport view_interface
 from pynccl._ndarray cimport (
-    ND_ALIGNED, ND_BEHAVED, ND_BUILTIN, ND_C_CONTIGUOUS, ND_F_CONTIGUOUS, ND_WRITEABLE, NDArray, builtin_elem,
-    is_masked, is_ndarray, ndarray_type, read_dtype, struct_agrees,
+    ND_C_CONTIGUOUS, ND_F_CONTIGUOUS, ND_WRITEABLE, NDArray, is_masked, is_ndarray, native_elem, ndarray_type,
+    read_dtype, struct_agrees,
 )
+from pynccl._view cimport MAX_AXES, PyObject_GetOptionalAttr, Raw, finish, masked, settle, take, who
 
 from .errors import LayoutError
 
 cdef extern from *:
     """
-    #if PY_VERSION_HEX < 0x030D0000     /* public, under this name, since 3.13 */
-    #define PyObject_GetOptionalAttr _PyObject_LookupAttr
-    #endif
-    #define mul_overflows(a, b, to) __builtin_mul_overflow(a, b, to)
     #define offers_buffer(tp) ((tp)->tp_as_buffer != NULL && (tp)->tp_as_buffer->bf_getbuffer != NULL)
-    #define NATIVE_ORDERS(order) ((order) == '=' || (order) == '|')
+    #define mul_overflows(a, b, to) __builtin_mul_overflow(a, b, to)
     """
-    int PyObject_GetOptionalAttr(object, object, PyObject **) except -1
     PyObject *_PyType_Lookup(PyTypeObject *, object)
     object PyMemoryView_FromObject(object)
     Py_buffer *PyMemoryView_GET_BUFFER(object) noexcept
-    const char *PyUnicode_AsUTF8AndSize(object, Py_ssize_t *) except NULL
     PyTypeObject *Py_TYPE(object) noexcept
-    bint PyType_IsSubtype(PyTypeObject *, PyTypeObject *) noexcept
-    bint mul_overflows(size_t, size_t, size_t *) noexcept
-    bint stride_overflows "mul_overflows"(Py_ssize_t, Py_ssize_t, Py_ssize_t *) noexcept
     bint offers_buffer(PyTypeObject *) noexcept
-    bint NATIVE_ORDERS(char) noexcept
+    bint mul_overflows(Py_ssize_t, Py_ssize_t, Py_ssize_t *) noexcept
     const Py_ssize_t PY_SSIZE_T_MAX
     const uintptr_t UINTPTR_MAX
 
-cdef enum:
-    MAX_AXES = 64
-
-# What a protocol says, before anything of it is believed.
-cdef struct Raw:
-    char *ptr
-    int ndim
-    Py_ssize_t *shape
-    Py_ssize_t *strides         # bytes; NULL = C order
-    Found found
-    bint readonly
-
-# Keys of the array interfaces.  A literal in a producer's code is interned too, so that the dict's own key is
-# usually this very object.
-cdef object SHAPE = sys.intern("shape")
-cdef object TYPESTR = sys.intern("typestr")
-cdef object DATA = sys.intern("data")
-cdef object VERSION = sys.intern("version")
-cdef object STRIDES = sys.intern("strides")
-cdef object STREAM = sys.intern("stream")
-cdef object MASK = sys.intern("mask")
-cdef object DESCR = sys.intern("descr")
-cdef object CUDA_INTERFACE = sys.intern("__cuda_array_interface__")
+# Where the protocols are found.
 cdef object EXCHANGE_TABLE = sys.intern("__dlpack_c_exchange_api__")
+cdef object CUDA_INTERFACE = sys.intern("__cuda_array_interface__")
 cdef object EXPORT = sys.intern("__dlpack__")
 cdef object ARRAY_INTERFACE = sys.intern("__array_interface__")
 
 
-# ---- from any array to a view -----------------------------------------------------------------------------
+# ---- from any array to a view ------------------------------------------------------------------------------
 
 
 cdef int view(object obj, BufferView *out, const Ask *ask) except -1:
-    """Fill `out` from any array; on an exception it holds nothing."""
+    """Fill `out` from any array; after an exception it holds nothing."""
     cdef PyTypeObject *tp = Py_TYPE(obj)
     cdef PyObject *said = NULL
-    cdef bint numpy_array
+    cdef bint exporter
     out.owner = NULL
     out.has_stream = False
     out.device = -1
@@ -98,159 +64,25 @@ cdef int view(object obj, BufferView *out, const Ask *ask) except -1:
         return view_ndarray(obj, out, ask)
     if tp == <PyTypeObject *>Buffer:
         return view_buffer(<Buffer>obj, out, ask)
-    numpy_array = offers_buffer(tp) and is_ndarray(tp)
-    if not numpy_array:
-        said = _PyType_Lookup(tp, EXCHANGE_TABLE)
-        if said != NULL and view_tensor(tensor_of_table(obj, said), out, ask):
-            return 0
-        if tp.tp_name[0] == c"F" and is_simulated(tp):
-            return view(obj._ary, out, ask)
-    # Numba's mapped arrays are NumPy arrays too; to NCCL they are device memory.
-    if not numpy_array or (ask.on_device and tp != ndarray_type):
-        if not ask.on_device and offers_buffer(tp):
-            return view_exporter(obj, out, ask)
-        if PyObject_GetOptionalAttr(obj, CUDA_INTERFACE, &said):
-            return view_interface(obj, take(said), out, ask, True)
-    if numpy_array:
-        if is_masked(obj):
-            raise masked(ask)
-        if struct_agrees:
-            return view_ndarray(obj, out, ask)
-    elif offers_buffer(tp):
+    exporter = offers_buffer(tp)
+    if exporter and is_ndarray(tp):
+        return view_subclass(obj, out, ask)
+    said = _PyType_Lookup(tp, EXCHANGE_TABLE)
+    if said != NULL and view_tensor(tensor_of_table(obj, said, ask), out, ask):
+        return 0
+    if exporter and not ask.on_device:
         return view_exporter(obj, out, ask)
-    elif PyObject_GetOptionalAttr(obj, EXPORT, &said):
-        return view_tensor(tensor_of_capsule(obj, take(said)), out, ask)
+    if is_simulated(tp):
+        return view(obj._ary, out, ask)
+    if PyObject_GetOptionalAttr(obj, CUDA_INTERFACE, &said):
+        return view_interface(obj, take(said), out, ask, True)
+    if exporter:
+        return view_exporter(obj, out, ask)
+    if PyObject_GetOptionalAttr(obj, EXPORT, &said):
+        return view_tensor(tensor_of_capsule(obj, take(said), ask), out, ask)
     if PyObject_GetOptionalAttr(obj, ARRAY_INTERFACE, &said):
         return view_interface(obj, take(said), out, ask, False)
     raise no_protocol(obj, ask)
-
-
-cdef inline object take(PyObject *owned):
-    """Make an owned reference that came as a pointer an ordinary one."""
-    cdef object it = <object>owned
-    Py_XDECREF(owned)
-    return it
-
-
-cdef void release(BufferView *v) noexcept:
-    """Give back what the view holds of the array; doing it again is harmless."""
-    cdef PyObject *owner = v.owner
-    v.owner = NULL
-    Py_XDECREF(owner)
-
-
-cdef const char *type_name(const BufferView *v) noexcept:
-    """The name of the view's element type, for messages."""
-    if v.elem == OPAQUE:
-        return v.type_name
-    return v.elem.name
-
-
-cdef bint same_type(const BufferView *a, const BufferView *b) noexcept:
-    """Whether two views hold the same kind of element."""
-    return a.elem == b.elem and a.itemsize == b.itemsize and (a.elem != OPAQUE or strcmp(a.type_name, b.type_name) == 0)
-
-
-# ---- the rules that are the same for every protocol --------------------------------------------------------
-
-
-cdef int settle(Raw *raw, BufferView *out, const Ask *ask) except -1:
-    """Check shape, size and layout, and fill in what follows from them."""
-    cdef size_t count = 1
-    cdef size_t nbytes
-    cdef bint empty = False
-    cdef bint too_large = False
-    cdef int long_axes = 0
-    cdef int i
-    for i in range(raw.ndim):
-        if raw.shape[i] == 1:
-            continue
-        if raw.shape[i] < 0:
-            raise ValueError(f"{who(ask)} has a negative length in its shape {shape_of(raw)}")
-        long_axes += 1
-        if raw.shape[i] == 0:
-            empty = True
-        elif mul_overflows(count, <size_t>raw.shape[i], &count):
-            too_large = True
-    out.elem = raw.found.elem
-    out.itemsize = raw.found.itemsize
-    out.readonly = raw.readonly
-    out.order = ORDER_BOTH
-    if empty:
-        # An empty array has no address: 0, None and garbage are all fine.
-        out.ptr = NULL
-        out.count = 0
-        out.nbytes = 0
-        return finish(raw.found.foreign, out, ask)
-    if too_large or mul_overflows(count, out.itemsize, &nbytes) or nbytes > <size_t>PY_SSIZE_T_MAX:
-        raise ValueError(
-            f"{who(ask)} has shape {shape_of(raw)} and itemsize {out.itemsize}: more bytes than there are addresses"
-        )
-    if raw.ptr == NULL:
-        raise ValueError(f"{who(ask)} has {count} elements, but its data pointer is 0")
-    out.ptr = raw.ptr
-    out.count = count
-    out.nbytes = nbytes
-    if long_axes > 1:
-        out.order = ORDER_C
-    if raw.strides != NULL and not dense(raw, False):
-        if long_axes < 2 or not dense(raw, True):
-            raise not_contiguous(raw, ask)
-        out.order = ORDER_F
-    return finish(raw.found.foreign, out, ask)
-
-
-cdef inline bint dense(Raw *raw, bint first_fastest) noexcept:
-    """Whether the strides of the axes longer than 1 are those of C, or of Fortran order."""
-    cdef Py_ssize_t expected = <Py_ssize_t>raw.found.itemsize
-    cdef int i, axis
-    for i in range(raw.ndim):
-        axis = i if first_fastest else raw.ndim - 1 - i
-        if raw.shape[axis] != 1:
-            if raw.strides[axis] != expected:
-                return False
-            expected *= raw.shape[axis]
-    return True
-
-
-cdef inline int finish(bint foreign, BufferView *out, const Ask *ask) except -1:
-    """Check what does not depend on the shape; apply dtype=."""
-    if ask.writable and out.readonly:
-        raise BufferError(f"{who(ask)} is read-only; pass an array that may be written to")
-    if ask.as_elem != NULL:
-        reinterpret(foreign, out, ask)
-    elif foreign:
-        raise TypeError(
-            f"{who(ask)} holds {type_name(out).decode()} in foreign byte order; convert it first, "
-            "e.g. x.astype(x.dtype.newbyteorder('='))"
-        )
-    # An NCCL type is read element by element.  What is moved only is moved as bytes.
-    if out.elem.nccl >= 0 and <uintptr_t>out.ptr & <uintptr_t>((out.elem.itemsize >> (out.elem.width - 1)) - 1):
-        raise misaligned(out, ask)
-    return 0
-
-
-cdef int reinterpret(bint foreign, BufferView *out, const Ask *ask) except -1:
-    """See the bytes as another element type, where that is no slip: it converts nothing."""
-    cdef const ElemType *elem = ask.as_elem
-    cdef bint as_bytes = elem.itemsize == 1 and elem.kind == ELEM_INT
-    cdef bint from_bytes = out.elem == OPAQUE or (out.itemsize == 1 and out.elem.kind == ELEM_INT)
-    cdef bint same_size = out.itemsize == <size_t>elem.itemsize
-    cdef bint complex_parts = elem.nccl >= 0 and elem.nccl == out.elem.nccl
-    if not (as_bytes or ((from_bytes or same_size or complex_parts) and not foreign)):
-        raise TypeError(
-            f"{who(ask)} holds {type_name(out).decode()}, which dtype={elem.name.decode()!r} does not fit: dtype= says "
-            "how the bytes are to be read and converts nothing; convert the array, e.g. with its astype()"
-        )
-    if out.nbytes % <size_t>elem.itemsize:
-        raise ValueError(
-            f"{who(ask)} has {out.nbytes} bytes, not a multiple of {elem.itemsize}, the size of "
-            f"dtype={elem.name.decode()!r}"
-        )
-    out.elem = elem
-    out.itemsize = <size_t>elem.itemsize
-    out.count = out.nbytes // out.itemsize
-    return 0
 
 
 # ---- Buffer and NumPy --------------------------------------------------------------------------------------
@@ -263,16 +95,28 @@ cdef int view_buffer(Buffer buffer, BufferView *out, const Ask *ask) except -1:
     return finish(False, out, ask)
 
 
+cdef int view_subclass(object obj, BufferView *out, const Ask *ask) except -1:
+    """Read an array of a subclass of NumPy's, or of a NumPy whose struct is not the one that we know."""
+    cdef PyObject *said = NULL
+    # Numba's mapped arrays are NumPy arrays; to NCCL they are device memory.
+    if ask.on_device and PyObject_GetOptionalAttr(obj, CUDA_INTERFACE, &said):
+        return view_interface(obj, take(said), out, ask, True)
+    if is_masked(obj):
+        raise masked(ask)
+    if struct_agrees:
+        return view_ndarray(obj, out, ask)
+    return view_interface(obj, obj.__array_interface__, out, ask, False)
+
+
 cdef int view_ndarray(object obj, BufferView *out, const Ask *ask) except -1:
     """Read the struct behind a NumPy array."""
     cdef NDArray *nd = <NDArray *><PyObject *>obj
-    cdef const ElemType *elem = NULL
+    cdef const ElemType *elem = native_elem(nd.descr)
+    cdef int order = nd.flags & (ND_C_CONTIGUOUS | ND_F_CONTIGUOUS)
     cdef size_t count = 1
     cdef Raw raw
     cdef int i
-    if 0 <= nd.descr.num < ND_BUILTIN and NATIVE_ORDERS(nd.descr.byteorder):
-        elem = builtin_elem[nd.descr.num]
-    if elem == NULL or not nd.flags & (ND_C_CONTIGUOUS | ND_F_CONTIGUOUS):
+    if elem == NULL or not order:
         # Everything unusual: other dtypes, and what the messages need.
         raw.ptr = nd.data
         raw.ndim = nd.nd
@@ -290,11 +134,16 @@ cdef int view_ndarray(object obj, BufferView *out, const Ask *ask) except -1:
     out.nbytes = count * out.itemsize
     out.ptr = nd.data if count else NULL
     out.readonly = not nd.flags & ND_WRITEABLE
-    if nd.flags & (ND_C_CONTIGUOUS | ND_F_CONTIGUOUS) == ND_C_CONTIGUOUS | ND_F_CONTIGUOUS:
+    if order == ND_C_CONTIGUOUS | ND_F_CONTIGUOUS:
         out.order = ORDER_BOTH
     else:
-        out.order = ORDER_C if nd.flags & ND_C_CONTIGUOUS else ORDER_F
+        out.order = ORDER_C if order == ND_C_CONTIGUOUS else ORDER_F
     return finish(False, out, ask)
+
+
+cdef inline bint is_simulated(PyTypeObject *tp) except -1:
+    """Whether this is the device array of Numba's CUDA simulator: a NumPy array under a cover."""
+    return strcmp(tp.tp_name, b"FakeCUDAArray") == 0 and ".simulator." in (<object>tp).__module__
 
 
 # ---- PEP 3118 ----------------------------------------------------------------------------------------------
@@ -324,170 +173,7 @@ cdef int view_exporter(object obj, BufferView *out, const Ask *ask) except -1:
     return 0
 
 
-# ---- __cuda_array_interface__ and __array_interface__ ------------------------------------------------------
-
-
-cdef int view_interface(object obj, object said, BufferView *out, const Ask *ask, bint cuda) except -1:
-    """Read an array interface of either kind: the two differ in where the memory is and in the stream."""
-    cdef Py_ssize_t shape[MAX_AXES]
-    cdef Py_ssize_t strides[MAX_AXES]
-    cdef object a_shape = None, a_typestr = None, a_data = None, a_version = None, a_strides = None
-    cdef object a_stream = None, a_mask = None
-    cdef bint strange = False
-    cdef PyObject *key
-    cdef PyObject *value
-    cdef Py_ssize_t at = 0
-    cdef const char *text
-    cdef Py_ssize_t length
-    cdef Raw raw
-    if not isinstance(said, dict):
-        raise TypeError(f"{who(ask)}: its array interface is a {type(said).__name__}, not a dict")
-    while PyDict_Next(said, &at, &key, &value):
-        if key == <PyObject *>SHAPE:
-            a_shape = <object>value
-        elif key == <PyObject *>TYPESTR:
-            a_typestr = <object>value
-        elif key == <PyObject *>DATA:
-            a_data = <object>value
-        elif key == <PyObject *>VERSION:
-            a_version = <object>value
-        elif key == <PyObject *>STRIDES:
-            a_strides = <object>value
-        elif key == <PyObject *>STREAM:
-            a_stream = <object>value
-        elif key == <PyObject *>MASK:
-            a_mask = <object>value
-        elif key != <PyObject *>DESCR:
-            strange = True
-    if strange:             # equal keys need not be identical ones
-        a_shape = said.get(SHAPE)
-        a_typestr = said.get(TYPESTR)
-        a_data = said.get(DATA)
-        a_version = said.get(VERSION)
-        a_strides = said.get(STRIDES)
-        a_stream = said.get(STREAM)
-        a_mask = said.get(MASK)
-
-    if a_mask is not None:
-        raise masked(ask)
-    if a_version is not None:
-        read_version(a_version, ask)
-    if not isinstance(a_typestr, str):
-        raise TypeError(f"{who(ask)}: its typestr is {a_typestr!r}, not a string such as '<f4'")
-    text = PyUnicode_AsUTF8AndSize(a_typestr, &length)
-    if read_typestr(text, length, &raw.found) < 0:
-        raise TypeError(f"{who(ask)}: its typestr {a_typestr!r} names no type of data; expected one such as '<f4'")
-    if raw.found.elem == OPAQUE:
-        name_opaque(obj, a_typestr, &raw.found, out.type_name)
-
-    raw.ndim = read_lengths(a_shape, shape, SHAPE, ask)
-    raw.shape = shape
-    raw.strides = NULL
-    if a_strides is not None:
-        if read_lengths(a_strides, strides, STRIDES, ask) != raw.ndim:
-            raise ValueError(f"{who(ask)}: its strides {a_strides} and shape {a_shape} differ in length")
-        raw.strides = strides
-    read_data(a_data, &raw, ask)
-    settle(&raw, out, ask)
-
-    if cuda:
-        if a_stream is not None:
-            out.stream = read_stream(a_stream, ask)
-            out.has_stream = True
-        if out.count:
-            out.device = pointer_device(out.ptr)
-    return 0
-
-
-cdef int read_version(object version, const Ask *ask) except -1:
-    if not isinstance(version, int):
-        raise TypeError(f"{who(ask)}: the version of its array interface is {version!r}, not a number")
-    if not 0 <= version <= 3:
-        raise ValueError(f"{who(ask)}: its array interface has version {version}; versions 0 to 3 are known")
-    return 0
-
-
-cdef int read_lengths(object values, Py_ssize_t *to, str what, const Ask *ask) except -1:
-    """Read a shape or strides; return how many axes."""
-    cdef Py_ssize_t n, i
-    cdef object value
-    if not isinstance(values, tuple):
-        if not isinstance(values, list):
-            raise TypeError(f"{who(ask)}: its {what} is {values!r}, not a tuple of integers")
-        values = tuple(values)
-    n = len(<tuple>values)
-    if n > MAX_AXES:
-        raise ValueError(f"{who(ask)}: its {what} has {n} axes; {MAX_AXES} are the limit")
-    for i in range(n):
-        value = (<tuple>values)[i]
-        try:
-            to[i] = PyLong_AsSsize_t(value) if PyLong_CheckExact(value) else value
-        except OverflowError:
-            raise ValueError(f"{who(ask)}: its {what} {values} holds a number beyond 64 bits") from None
-        except TypeError:
-            raise TypeError(f"{who(ask)}: its {what} {values} holds {value!r}, not an integer") from None
-    return <int>n
-
-
-cdef int read_data(object data, Raw *raw, const Ask *ask) except -1:
-    """Read the pointer and the read-only flag; the pointer of an empty array is not looked at."""
-    cdef int i
-    cdef object address
-    raw.ptr = NULL
-    raw.readonly = False
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        raw.readonly = data[1]
-        address = data[0]
-    else:
-        address = NotImplemented
-    for i in range(raw.ndim):
-        if raw.shape[i] == 0:
-            return 0
-    if address is NotImplemented:
-        raise TypeError(f"{who(ask)}: its data is {data!r}, not a pair (pointer, readonly)")
-    try:
-        raw.ptr = <char *><uintptr_t>address
-    except OverflowError:
-        raise ValueError(f"{who(ask)}: the pointer in its data {data} is not an address") from None
-    except TypeError:
-        raise TypeError(f"{who(ask)}: the pointer in its data {data} is not an integer") from None
-    if raw.ptr == NULL:
-        raise ValueError(f"{who(ask)}: its shape is {shape_of(raw)}, but the pointer in its data is 0")
-    return 0
-
-
-cdef uintptr_t read_stream(object stream, const Ask *ask) except? 0:
-    """Read the stream key: 1 is the legacy default, 2 the per-thread default, else a handle."""
-    if PyBool_Check(stream) or not isinstance(stream, int):
-        raise TypeError(f"{who(ask)}: the stream in its CUDA array interface is {stream!r}, not an integer or None")
-    if stream == 0:
-        raise ValueError(
-            f"{who(ask)}: the stream in its CUDA array interface is 0, which the protocol forbids as ambiguous; "
-            "1 is the legacy default stream, 2 the per-thread one"
-        )
-    if not 0 < stream < UINTPTR_MAX:
-        raise ValueError(f"{who(ask)}: the stream in its CUDA array interface, {stream}, is not a handle")
-    return stream
-
-
-cdef int name_opaque(object obj, str typestr, Found *found, char *name) except -1:
-    """Where the type string gives no more than a size, the array's own dtype may say what it is."""
-    cdef PyObject *dtype = NULL
-    cdef object own = None
-    cdef const ElemType *elem
-    if found.vague and PyObject_GetOptionalAttr(obj, "dtype", &dtype):
-        own = dtype_name(take(dtype))
-        if own is not None:
-            elem = elem_named(own.encode())
-            if elem != NULL and <size_t>elem.itemsize == found.itemsize:
-                found.elem = elem
-                found.vague = False
-                return 0
-    copy_name(name, typestr)
-    return 0
-
-
-# ---- DLPack and Numba's simulator --------------------------------------------------------------------------
+# ---- DLPack ------------------------------------------------------------------------------------------------
 
 
 cdef int view_tensor(Tensor t, BufferView *out, const Ask *ask) except -1:
@@ -504,14 +190,14 @@ cdef int view_tensor(Tensor t, BufferView *out, const Ask *ask) except -1:
         raise ValueError(f"{who(ask)}: its DLPack tensor has {dl.ndim} axes; 0 to {MAX_AXES} are possible")
     if dl.ndim and dl.shape == NULL:
         raise ValueError(f"{who(ask)}: its DLPack tensor has {dl.ndim} axes but no shape")
-    read_dltype(dl.dtype, &raw.found, out.type_name)
+    read_dltype(dl.dtype, &raw.found, out.type_name, ask)
     raw.ndim = dl.ndim
     raw.shape = shape
     raw.strides = strides if dl.strides != NULL else NULL
     for i in range(dl.ndim):
         shape[i] = dl.shape[i]
         # What does not fit is the stride of no contiguous array.
-        if dl.strides != NULL and stride_overflows(dl.strides[i], <Py_ssize_t>raw.found.itemsize, &strides[i]):
+        if dl.strides != NULL and mul_overflows(dl.strides[i], <Py_ssize_t>raw.found.itemsize, &strides[i]):
             strides[i] = PY_SSIZE_T_MAX
     raw.ptr = <char *>dl.data + dl.byte_offset if dl.data != NULL else NULL
     raw.readonly = t.readonly
@@ -525,41 +211,6 @@ cdef int view_tensor(Tensor t, BufferView *out, const Ask *ask) except -1:
     Py_INCREF(t)
     out.owner = <PyObject *>t
     return 1
-
-
-cdef bint is_simulated(PyTypeObject *tp) except -1:
-    """Whether this is the device array of Numba's CUDA simulator: a NumPy array under a cover."""
-    return strcmp(tp.tp_name, b"FakeCUDAArray") == 0 and ".simulator." in (<object>tp).__module__
-
-
-# ---- messages ----------------------------------------------------------------------------------------------
-
-
-cdef str who(const Ask *ask):
-    return f"{ask.verb.decode()}: {ask.arg.decode()}"
-
-
-cdef tuple shape_of(Raw *raw):
-    return tuple([raw.shape[i] for i in range(raw.ndim)])
-
-
-cdef object not_contiguous(Raw *raw, const Ask *ask):
-    cdef tuple strides = tuple([raw.strides[i] for i in range(raw.ndim)])
-    return LayoutError(
-        f"{who(ask)} is not contiguous: shape {shape_of(raw)}, strides {strides}, itemsize {raw.found.itemsize}; "
-        "pass a contiguous copy"
-    )
-
-
-cdef object misaligned(BufferView *out, const Ask *ask):
-    return ValueError(
-        f"{who(ask)} starts at {<uintptr_t>out.ptr:#x}, which is not aligned for {out.elem.name.decode()}; pass a copy, "
-        "or dtype='uint8' to move its bytes"
-    )
-
-
-cdef object masked(const Ask *ask):
-    return ValueError(f"{who(ask)} has a mask, which would be lost; pass its data, or fill the masked elements first")
 
 
 cdef object no_protocol(object obj, const Ask *ask):

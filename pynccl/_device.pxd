@@ -12,3 +12,5 @@ cdef int enter_device(int device, void **saved) noexcept nogil
 cdef int leave_device(void *saved) noexcept nogil
 cdef int order_streams(uintptr_t producer, uintptr_t consumer) except -1
 cdef int sync_stream(uintptr_t stream) except -1
+cdef void *device_alloc(size_t nbytes) except NULL
+cdef void device_free(void *p) noexcept

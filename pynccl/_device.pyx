@@ -18,6 +18,8 @@ cdef extern from "_cuda.h" nogil:
     int cuda_set_device(int device) noexcept
     int cuda_device_enter(int device, void **saved) noexcept
     int cuda_device_leave(void *saved) noexcept
+    int cuda_malloc(void **p, size_t nbytes) noexcept
+    int cuda_free(void *p) noexcept
     const char *cuda_error(int code) noexcept
 
 
@@ -66,6 +68,18 @@ cdef int sync_stream(uintptr_t stream) except -1:
     with nogil:
         code = cuda_stream_sync(stream)
     return check(code, "cuStreamSynchronize")
+
+
+cdef void *device_alloc(size_t nbytes) except NULL:
+    """Memory of the current device."""
+    cdef void *p = NULL
+    check(cuda_malloc(&p, nbytes), "cuMemAlloc")
+    return p
+
+
+cdef void device_free(void *p) noexcept:
+    """Give it back; NULL is fine."""
+    cuda_free(p)
 
 
 cdef int check(int code, str function) except -1:

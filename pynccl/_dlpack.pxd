@@ -4,6 +4,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t, uintptr_t
 
 from pynccl._elem cimport Found
+from pynccl._view cimport Ask
 
 # Our own declaration of DLPack 1.3, whose layout is the same since 1.0.
 cdef enum:
@@ -39,7 +40,6 @@ cdef class Tensor:
     cdef bint has_stream
     cdef uintptr_t stream
 
-cdef Tensor tensor_of_table(object obj, PyObject *table)
-cdef Tensor tensor_of_capsule(object obj, object export)
-cdef int read_dltype(DLDataType dtype, Found *out, char *name) except -1
-cdef str device_name(int type)
+cdef Tensor tensor_of_table(object obj, PyObject *table, const Ask *ask)
+cdef Tensor tensor_of_capsule(object obj, object export, const Ask *ask)
+cdef int read_dltype(DLDataType dtype, Found *out, char *name, const Ask *ask) except -1

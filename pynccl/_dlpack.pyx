@@ -10,6 +10,7 @@ from cpython.pycapsule cimport PyCapsule_CheckExact, PyCapsule_GetPointer, PyCap
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uintptr_t
 
 from pynccl._elem cimport OPAQUE, Found, copy_name, elem_named
+from pynccl._view cimport Ask, who
 
 cdef enum:
     MAJOR = 1                   # the only layout there is
@@ -71,14 +72,14 @@ cdef class Tensor:
                 old.deleter(old)
 
 
-cdef Tensor own_versioned(ManagedVersioned *managed):
+cdef Tensor own_versioned(ManagedVersioned *managed, const Ask *ask):
     """Take over a struct of the current kind; BufferError if its layout is of a later major version."""
     cdef Tensor t = Tensor.__new__(Tensor)
     t.managed = managed
     t.versioned = True
     if managed.version.major != MAJOR:      # only the deleter stands where we know it
         raise BufferError(
-            f"DLPack: the array exports version {managed.version.major}.{managed.version.minor}; version {MAJOR}.x is "
+            f"{who(ask)} exports version {managed.version.major}.{managed.version.minor} of DLPack; version {MAJOR}.x is "
             "known"
         )
     t.tensor = &managed.tensor
@@ -86,7 +87,7 @@ cdef Tensor own_versioned(ManagedVersioned *managed):
     return t
 
 
-cdef Tensor tensor_of_table(object obj, PyObject *table):
+cdef Tensor tensor_of_table(object obj, PyObject *table, const Ask *ask):
     """Export through the C table that `obj`'s type offers; None if the table is none that we know."""
     cdef Exchange *api
     cdef ManagedVersioned *managed = NULL
@@ -102,8 +103,8 @@ cdef Tensor tensor_of_table(object obj, PyObject *table):
     # The table also has a cheaper, borrowing export, but that one does not say whether the data is read-only.
     api.export(<PyObject *>obj, &managed)
     if managed == NULL:
-        raise BufferError(f"DLPack: the exchange table of {type(obj).__name__!r} gave neither a tensor nor an error")
-    t = own_versioned(managed)
+        raise BufferError(f"{who(ask)}: its DLPack exchange table gave neither a tensor nor an error")
+    t = own_versioned(managed, ask)
     if t.tensor.device.type == DL_CUDA and api.current_stream != NULL:
         api.current_stream(t.tensor.device.type, t.tensor.device.id, &stream)
         t.stream = <uintptr_t>stream
@@ -111,7 +112,7 @@ cdef Tensor tensor_of_table(object obj, PyObject *table):
     return t
 
 
-cdef Tensor tensor_of_capsule(object obj, object export):
+cdef Tensor tensor_of_capsule(object obj, object export, const Ask *ask):
     """Export through ``obj.__dlpack__``, which is `export`."""
     cdef object get_device = getattr(obj, "__dlpack_device__", None)
     cdef object device, capsule
@@ -125,8 +126,8 @@ cdef Tensor tensor_of_capsule(object obj, object export):
         try:
             type = device[0]
         except (TypeError, ValueError, IndexError, KeyError, OverflowError):
-            raise TypeError(f"DLPack: __dlpack_device__ returned {device!r}, not (device type, device number)") from None
-        refuse_device(type)
+            raise TypeError(f"{who(ask)}: its __dlpack_device__ returned {device!r}, not (device type, device number)") from None
+        refuse_device(type, ask)
     if type == DL_CUDA or type == DL_CUDA_MANAGED:
         arguments["stream"] = 1         # make the data safe to use on the legacy default stream
     try:
@@ -136,7 +137,7 @@ cdef Tensor tensor_of_capsule(object obj, object export):
     if PyCapsule_IsValid(capsule, b"dltensor_versioned"):
         versioned = <ManagedVersioned *>PyCapsule_GetPointer(capsule, b"dltensor_versioned")
         PyCapsule_SetName(capsule, b"used_dltensor_versioned")
-        t = own_versioned(versioned)
+        t = own_versioned(versioned, ask)
     elif PyCapsule_IsValid(capsule, b"dltensor"):
         managed = <Managed *>PyCapsule_GetPointer(capsule, b"dltensor")
         PyCapsule_SetName(capsule, b"used_dltensor")
@@ -144,30 +145,25 @@ cdef Tensor tensor_of_capsule(object obj, object export):
         t.managed = managed
         t.tensor = &managed.tensor
     elif PyCapsule_CheckExact(capsule):
-        raise BufferError("DLPack: __dlpack__ returned a capsule that was used before, or that holds no tensor")
+        raise BufferError(f"{who(ask)}: its __dlpack__ returned a capsule that was used before, or that holds no tensor")
     else:
-        raise TypeError(f"DLPack: __dlpack__ returned a {capsule.__class__.__name__!r}, not a capsule")
-    refuse_device(t.tensor.device.type)
+        raise TypeError(f"{who(ask)}: its __dlpack__ returned a {capsule.__class__.__name__!r}, not a capsule")
+    refuse_device(t.tensor.device.type, ask)
     if "stream" in arguments:
         t.stream = 1
         t.has_stream = True
     return t
 
 
-cdef int refuse_device(int type) except -1:
+cdef int refuse_device(int type, const Ask *ask) except -1:
     if type not in (DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED):
         raise BufferError(
-            f"DLPack: the array is in {device_name(type)} memory; NCCL moves CUDA memory, and the host library CPU memory"
+            f"{who(ask)} is in {DEVICES.get(type, f'unknown ({type})')} memory; NCCL moves CUDA memory, the host library CPU memory"
         )
     return 0
 
 
-cdef str device_name(int type):
-    """The name of a DLPack device type."""
-    return DEVICES.get(type, f"unknown ({type})")
-
-
-cdef int read_dltype(DLDataType dtype, Found *out, char *name) except -1:
+cdef int read_dltype(DLDataType dtype, Found *out, char *name, const Ask *ask) except -1:
     """Find the row of a DLPack type; TypeError if its elements are no whole bytes of data."""
     cdef int bits = dtype.bits * dtype.lanes
     cdef str own
@@ -176,9 +172,9 @@ cdef int read_dltype(DLDataType dtype, Found *out, char *name) except -1:
     out.itemsize = <size_t>(bits // 8)
     out.elem = NULL
     if dtype.code == 3:
-        raise TypeError("DLPack: the elements are opaque handles, not data")
+        raise TypeError(f"{who(ask)} has elements that are handles, not data")
     if bits % 8 or bits == 0:
-        raise TypeError(f"DLPack: the elements have {bits} bits; only whole bytes can be moved")
+        raise TypeError(f"{who(ask)} has elements of {bits} bits; only whole bytes can be moved")
     if dtype.code < 3:
         own = ("int", "uint", "float")[dtype.code] + str(dtype.bits)
     elif dtype.code == 4:

@@ -41,12 +41,26 @@ cdef enum:
     ND_F_CONTIGUOUS = 0x2
     ND_ALIGNED = 0x100
     ND_WRITEABLE = 0x400
-    ND_BEHAVED = 0x500
     ND_BUILTIN = 24             # type numbers of the dtypes that NumPy itself brings
+    ND_USER = 256               # and from here on, of those that other packages register
+    ND_USER_KNOWN = 64
 
 cdef PyTypeObject *ndarray_type                 # NULL until an array of NumPy was met
 cdef bint struct_agrees                         # NDArray may be read
-cdef const ElemType *builtin_elem[ND_BUILTIN]   # by type number; NULL = moved as bytes, or not at all
+# By type number; NULL = read_dtype says more.
+cdef const ElemType *builtin_elem[ND_BUILTIN]
+cdef const ElemType *user_elem[ND_USER_KNOWN]
+
+
+cdef inline const ElemType *native_elem(NDDescr *descr) noexcept:
+    """The row of an ordinary dtype in the machine's byte order, or NULL."""
+    if descr.byteorder != c"=" and descr.byteorder != c"|":
+        return NULL
+    if 0 <= descr.num < ND_BUILTIN:
+        return builtin_elem[descr.num]
+    if ND_USER <= descr.num < ND_USER + ND_USER_KNOWN:
+        return user_elem[descr.num - ND_USER]
+    return NULL
 
 cdef bint is_ndarray(PyTypeObject *tp) except -1
 cdef int read_dtype(object dtype, Found *out, char *name) except -1

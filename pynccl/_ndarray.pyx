@@ -15,14 +15,11 @@ from libc.stdint cimport uintptr_t
 
 from pynccl._elem cimport OPAQUE, TYPE_NAME, ElemType, Found, copy_name, dtype_name, elem_by_kind, elem_named
 
-cdef enum:
-    # NumPy numbers the dtypes that other packages register from here on.
-    USER_FIRST = 256
-    USER_KNOWN = 64
+cdef extern from "Python.h":
+    bint PyType_IsSubtype(PyTypeObject *, PyTypeObject *) noexcept
 
 ndarray_type = NULL
 struct_agrees = False
-cdef const ElemType *user_elem[USER_KNOWN]
 
 
 cdef bint is_ndarray(PyTypeObject *tp) except -1:
@@ -30,7 +27,7 @@ cdef bint is_ndarray(PyTypeObject *tp) except -1:
     global ndarray_type, struct_agrees
     cdef object numpy, array_type
     if ndarray_type != NULL:
-        return issubclass(<object>tp, <object>ndarray_type) if tp != ndarray_type else True
+        return PyType_IsSubtype(tp, ndarray_type)
     numpy = sys.modules.get("numpy")
     array_type = getattr(numpy, "ndarray", None)
     if not isinstance(array_type, type) or not issubclass(<object>tp, array_type):
@@ -97,13 +94,13 @@ cdef int read_dtype(object dtype, Found *out, char *name) except -1:
     """Read a NumPy dtype; 0 if its elements are or hold Python objects or references, else 1."""
     cdef object kind = dtype.kind
     cdef int num = dtype.num
-    cdef unsigned int slot = <unsigned int>(num - USER_FIRST)
+    cdef unsigned int slot = <unsigned int>(num - ND_USER)
     cdef object own
     out.itemsize = dtype.itemsize
     out.vague = False
     # The parts of a structure have their own byte order; as bytes they are moved as they are.
     out.foreign = kind != "V" and not dtype.isnative
-    if slot < USER_KNOWN and user_elem[slot] != NULL:
+    if slot < ND_USER_KNOWN and user_elem[slot] != NULL:
         out.elem = user_elem[slot]
         return 1
     out.elem = elem_by_kind(<char>ord(kind), out.itemsize) if 0 <= num < ND_BUILTIN else NULL
@@ -121,7 +118,7 @@ cdef int read_dtype(object dtype, Found *out, char *name) except -1:
         out.elem = elem_named(own.encode())
         if out.elem == NULL or <size_t>out.elem.itemsize != out.itemsize:
             out.elem = OPAQUE
-        elif slot < USER_KNOWN and not out.foreign:
+        elif slot < ND_USER_KNOWN and not out.foreign:
             user_elem[slot] = out.elem
     copy_name(name, own)
     return 1
