@@ -143,7 +143,7 @@ cdef int view_ndarray(object obj, BufferView *out, const Ask *ask) except -1:
 
 cdef inline bint is_simulated(PyTypeObject *tp) except -1:
     """Whether this is the device array of Numba's CUDA simulator: a NumPy array under a cover."""
-    return strcmp(tp.tp_name, b"FakeCUDAArray") == 0 and ".simulator." in (<object>tp).__module__
+    return tp.tp_name[0] == c"F" and strcmp(tp.tp_name, b"FakeCUDAArray") == 0 and ".simulator." in (<object>tp).__module__
 
 
 # ---- PEP 3118 ----------------------------------------------------------------------------------------------

@@ -4,8 +4,7 @@ import sys
 from operator import index
 
 from cpython.bool cimport PyBool_Check
-from cpython.dict cimport PyDict_Next
-from cpython.long cimport PyLong_AsSsize_t, PyLong_CheckExact
+from cpython.dict cimport PyDict_CheckExact, PyDict_Next
 from cpython.object cimport PyObject
 from libc.stdint cimport uintptr_t
 
@@ -16,7 +15,20 @@ from pynccl._view cimport (
 )
 
 cdef extern from *:
+    # Cython's own declarations take objects, and so count references; these look at borrowed ones.
+    bint PyLong_CheckExact(PyObject *) noexcept
+    long PyLong_AsLongAndOverflow(PyObject *, int *) noexcept
+    bint PyTuple_CheckExact(PyObject *) noexcept
+    Py_ssize_t PyTuple_GET_SIZE(PyObject *) noexcept
+    PyObject *PyTuple_GET_ITEM(PyObject *, Py_ssize_t) noexcept
+    bint PyUnicode_CheckExact(PyObject *) noexcept
+    bint PyUnicode_IS_COMPACT_ASCII(PyObject *) noexcept
+    void *PyUnicode_DATA(PyObject *) noexcept
+    Py_ssize_t PyUnicode_GET_LENGTH(PyObject *) noexcept
     const char *PyUnicode_AsUTF8AndSize(object, Py_ssize_t *) except NULL
+    PyObject *Py_None
+    PyObject *Py_True
+    PyObject *Py_False
     const uintptr_t UINTPTR_MAX
 
 # Keys of the array interfaces.  A literal in a producer's code is interned too, so that the dict's own key is
@@ -35,72 +47,139 @@ cdef int view_interface(object obj, object said, BufferView *out, const Ask *ask
     """Read an array interface of either kind: the two differ in where the memory is and in the stream."""
     cdef Py_ssize_t shape[MAX_AXES]
     cdef Py_ssize_t strides[MAX_AXES]
-    cdef object a_shape = None, a_typestr = None, a_data = None, a_version = None, a_strides = None
-    cdef object a_stream = None, a_mask = None
-    cdef bint strange = False
-    cdef PyObject *key
-    cdef PyObject *value
-    cdef Py_ssize_t at = 0
-    cdef const char *text
-    cdef Py_ssize_t length
     cdef Raw raw
-    if not isinstance(said, dict):
-        raise TypeError(f"{who(ask)}: its array interface is a {type(said).__name__}, not a dict")
-    while PyDict_Next(said, &at, &key, &value):
-        if key == <PyObject *>SHAPE:
-            a_shape = <object>value
-        elif key == <PyObject *>TYPESTR:
-            a_typestr = <object>value
-        elif key == <PyObject *>DATA:
-            a_data = <object>value
-        elif key == <PyObject *>VERSION:
-            a_version = <object>value
-        elif key == <PyObject *>STRIDES:
-            a_strides = <object>value
-        elif key == <PyObject *>STREAM:
-            a_stream = <object>value
-        elif key == <PyObject *>MASK:
-            a_mask = <object>value
-        elif key != <PyObject *>DESCR:
-            strange = True
-    if strange:             # equal keys need not be identical ones
-        a_shape = said.get(SHAPE)
-        a_typestr = said.get(TYPESTR)
-        a_data = said.get(DATA)
-        a_version = said.get(VERSION)
-        a_strides = said.get(STRIDES)
-        a_stream = said.get(STREAM)
-        a_mask = said.get(MASK)
-
-    if a_mask is not None:
-        raise masked(ask)
-    if a_version is not None:
-        read_version(a_version, ask)
-    if not isinstance(a_typestr, str):
-        raise TypeError(f"{who(ask)}: its typestr is {a_typestr!r}, not a string such as '<f4'")
-    text = PyUnicode_AsUTF8AndSize(a_typestr, &length)
-    if read_typestr(text, length, &raw.found) < 0:
-        raise TypeError(f"{who(ask)}: its typestr {a_typestr!r} names no type of data; expected one such as '<f4'")
-    if raw.found.elem == OPAQUE:
-        name_opaque(obj, a_typestr, &raw.found, out.type_name)
-
-    raw.ndim = read_lengths(a_shape, shape, SHAPE, ask)
+    cdef uintptr_t stream = 0
     raw.shape = shape
-    raw.strides = NULL
-    if a_strides is not None:
-        if read_lengths(a_strides, strides, STRIDES, ask) != raw.ndim:
-            raise ValueError(f"{who(ask)}: its strides {a_strides} and shape {a_shape} differ in length")
+    raw.strides = strides
+    if not (PyDict_CheckExact(said) and read_plain(said, &raw, &stream)):
         raw.strides = strides
-    read_data(a_data, &raw, ask)
+        stream = read_any(obj, said, &raw, out.type_name, ask)
     settle(&raw, out, ask)
-
     if cuda:
-        if a_stream is not None:
-            out.stream = read_stream(a_stream, ask)
-            out.has_stream = True
+        out.stream = stream
+        out.has_stream = stream != 0
         if out.count:
             out.device = pointer_device(out.ptr)
     return 0
+
+
+# ---- the quick reader ------------------------------------------------------------------------------------------
+
+
+cdef bint read_plain(object said, Raw *raw, uintptr_t *stream) noexcept:
+    """Read an interface that is right and made of nothing but Python's own tuples, strings and integers.
+
+    In such a one no code but ours runs, so that borrowed references are safe and one walk over the dict is enough.
+    Anything else is False, and `read_any` says what it is.
+    """
+    cdef PyObject *key
+    cdef PyObject *value
+    cdef Py_ssize_t at = 0
+    cdef Py_ssize_t *strides = raw.strides
+    cdef Py_ssize_t number = 0
+    cdef int nstrides = -1
+    raw.ndim = -1
+    raw.ptr = NULL
+    raw.strides = NULL
+    raw.found.elem = NULL
+    while PyDict_Next(said, &at, &key, &value):
+        if key == <PyObject *>SHAPE:
+            raw.ndim = plain_lengths(value, raw.shape)
+            if raw.ndim < 0:
+                return False
+        elif key == <PyObject *>TYPESTR:
+            if not PyUnicode_CheckExact(value) or not PyUnicode_IS_COMPACT_ASCII(value):
+                return False
+            if read_typestr(<const char *>PyUnicode_DATA(value), PyUnicode_GET_LENGTH(value), &raw.found) < 0:
+                return False
+            if raw.found.elem == OPAQUE:
+                return False
+        elif key == <PyObject *>DATA:
+            if not PyTuple_CheckExact(value) or PyTuple_GET_SIZE(value) != 2:
+                return False
+            if not plain_number(PyTuple_GET_ITEM(value, 0), &number):
+                return False
+            raw.ptr = <char *>number
+            value = PyTuple_GET_ITEM(value, 1)
+            if value != Py_True and value != Py_False:
+                return False
+            raw.readonly = value == Py_True
+        elif key == <PyObject *>VERSION:
+            if not plain_number(value, &number) or not 0 <= number <= 3:
+                return False
+        elif key == <PyObject *>STRIDES:
+            if value != Py_None:
+                nstrides = plain_lengths(value, strides)
+                if nstrides < 0:
+                    return False
+                raw.strides = strides
+        elif key == <PyObject *>STREAM:
+            if value != Py_None:
+                if not plain_number(value, &number) or number <= 0:
+                    return False
+                stream[0] = <uintptr_t>number
+        elif key == <PyObject *>MASK:
+            if value != Py_None:
+                return False
+        elif key != <PyObject *>DESCR:
+            return False
+    return raw.ndim >= 0 and raw.found.elem != NULL and raw.ptr != NULL and (nstrides < 0 or nstrides == raw.ndim)
+
+
+cdef inline bint plain_number(PyObject *value, Py_ssize_t *to) noexcept:
+    cdef int overflow = 0
+    if not PyLong_CheckExact(value):
+        return False
+    to[0] = PyLong_AsLongAndOverflow(value, &overflow)
+    return not overflow
+
+
+cdef inline int plain_lengths(PyObject *values, Py_ssize_t *to) noexcept:
+    cdef Py_ssize_t n, i
+    if not PyTuple_CheckExact(values):
+        return -1
+    n = PyTuple_GET_SIZE(values)
+    if n > MAX_AXES:
+        return -1
+    for i in range(n):
+        if not plain_number(PyTuple_GET_ITEM(values, i), &to[i]):
+            return -1
+    return <int>n
+
+
+# ---- the thorough reader ---------------------------------------------------------------------------------------
+
+
+cdef uintptr_t read_any(object obj, object said, Raw *raw, char *name, const Ask *ask) except? 0:
+    """Read any interface, or say what is wrong with it; return the stream, 0 if there is none."""
+    cdef object shape, typestr, strides, stream, value
+    cdef const char *text
+    cdef Py_ssize_t length
+    if not isinstance(said, dict):
+        raise TypeError(f"{who(ask)}: its array interface is a {type(said).__name__!r}, not a dict")
+    if said.get(MASK) is not None:
+        raise masked(ask)
+    value = said.get(VERSION)
+    if value is not None:
+        read_version(value, ask)
+    typestr = said.get(TYPESTR)
+    if not isinstance(typestr, str):
+        raise TypeError(f"{who(ask)}: its typestr is {typestr!r}, not a string such as '<f4'")
+    text = PyUnicode_AsUTF8AndSize(typestr, &length)
+    if read_typestr(text, length, &raw.found) < 0:
+        raise TypeError(f"{who(ask)}: its typestr {typestr!r} names no type of data; expected one such as '<f4'")
+    if raw.found.elem == OPAQUE:
+        name_opaque(obj, typestr, &raw.found, name)
+    shape = said.get(SHAPE)
+    raw.ndim = read_lengths(shape, raw.shape, SHAPE, ask)
+    strides = said.get(STRIDES)
+    if strides is None:
+        raw.strides = NULL
+    elif read_lengths(strides, raw.strides, STRIDES, ask) != raw.ndim:
+        raise ValueError(f"{who(ask)}: its strides {strides} and shape {shape} differ in length")
+    read_data(said.get(DATA), raw, ask)
+    stream = said.get(STREAM)
+    return read_stream(stream, ask) if stream is not None else 0
 
 
 cdef int read_version(object version, const Ask *ask) except -1:
@@ -127,7 +206,7 @@ cdef int read_lengths(object values, Py_ssize_t *to, str what, const Ask *ask) e
     for i in range(n):
         value = (<tuple>values)[i]
         try:
-            to[i] = PyLong_AsSsize_t(value) if PyLong_CheckExact(value) else value
+            to[i] = value
         except OverflowError:
             raise ValueError(f"{who(ask)}: its {what} {values} holds a number beyond 64 bits") from None
         except TypeError:
