@@ -111,9 +111,17 @@ static struct driver *adopt(void *dl) {
     return mine;
 }
 
-static const char *named_library(void) {
+/* That the environment names none is asked once, except by cuda_open(): this stands in the way of every array
+ * whose device has to be found out, and looking through the environment costs as much as the rest of it. */
+static const char *named_library(int load) {
+    static atomic_int absent;
+    if (!load && atomic_load_explicit(&absent, memory_order_relaxed))
+        return NULL;
     const char *name = getenv("PYNCCL_LIBCUDA");
-    return name && name[0] ? name : NULL;
+    if (name && name[0])
+        return name;
+    atomic_store_explicit(&absent, 1, memory_order_relaxed);
+    return NULL;
 }
 
 #ifndef DEVICE_NODES /* the tests have their own */
@@ -171,7 +179,7 @@ static struct driver *find(int load) {
     struct driver *d = atomic_load_explicit(&driver, memory_order_acquire);
     if (d)
         return d;
-    const char *name = named_library();
+    const char *name = named_library(load);
     if (!name && !load)
         return find_loaded();
     void *dl = dlopen(name ? name : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
