@@ -1,5 +1,13 @@
 /* The arithmetic of single elements: what "a + b" means for each of the 12 types.
  *
+ * A type P is described by three functions, and a combination of n elements is
+ *     narrow(op(round(op(wide(s0), wide(s1))), wide(s2))) ...
+ *   P_wide    a stored pattern as a value to compute with (exact);
+ *   P_round   the result of one operation, rounded to what the type can hold;
+ *   P_narrow  the same rounding, as a pattern to store; a NaN becomes the type's one NaN.
+ * op is HOST_ADD or HOST_MUL. For max and min the same three are called P_top_... and P_low_..., the value is
+ * an integer key, and op is P_max or P_min.
+ *
  * Everything works on bit patterns (uint8_t..uint64_t) so that one loop template serves all types, and is
  * free of branches, table look-ups and undefined behaviour so that compilers turn the loops into vectors.
  * kernels_avx2.c replaces some of it by intrinsics; these functions remain the definition (and its tails).
@@ -120,58 +128,56 @@ HOST_INLINE uint8_t f32_to_e5m2(float x) {
   return (uint8_t)(a > 0x7f800000 ? 0x7f : (uint32_t)r | sign);
 }
 
-/* ---- sum and product ---- */
+/* ---- sum and product: op on the wide values, then one rounding ---- */
 
-HOST_INLINE uint32_t f32_settle(float x) { return x == x ? f32_bits(x) : 0x7fffffff; }
-HOST_INLINE uint64_t f64_settle(double x) { return x == x ? f64_bits(x) : 0x7fffffffffffffff; }
-HOST_INLINE float f16_round(float x) { return f16_to_f32(f32_to_f16(x)); }
+#define HOST_ADD(a, b) ((a) + (b))
+#define HOST_MUL(a, b) ((a) * (b))
 
-HOST_INLINE uint32_t f32_sum(uint32_t a, uint32_t b) { return f32_settle(bits_f32(a) + bits_f32(b)); }
-HOST_INLINE uint32_t f32_prod(uint32_t a, uint32_t b) { return f32_settle(bits_f32(a) * bits_f32(b)); }
-HOST_INLINE uint64_t f64_sum(uint64_t a, uint64_t b) { return f64_settle(bits_f64(a) + bits_f64(b)); }
-HOST_INLINE uint64_t f64_prod(uint64_t a, uint64_t b) { return f64_settle(bits_f64(a) * bits_f64(b)); }
-HOST_INLINE uint16_t f16_sum(uint16_t a, uint16_t b) {
-  return f32_to_f16(f16_to_f32(a) + f16_to_f32(b));
-}
-HOST_INLINE uint16_t f16_prod(uint16_t a, uint16_t b) {
-  return f32_to_f16(f16_to_f32(a) * f16_to_f32(b));
-}
-HOST_INLINE uint16_t b16_sum(uint16_t a, uint16_t b) {
-  return f32_to_b16(b16_to_f32(a) + b16_to_f32(b));
-}
-HOST_INLINE uint16_t b16_prod(uint16_t a, uint16_t b) {
-  return f32_to_b16(b16_to_f32(a) * b16_to_f32(b));
-}
-HOST_INLINE uint8_t e4m3_sum(uint8_t a, uint8_t b) {
-  return f32_to_e4m3(f16_round(e4m3_to_f32(a) + e4m3_to_f32(b)));
-}
-HOST_INLINE uint8_t e4m3_prod(uint8_t a, uint8_t b) {
-  return f32_to_e4m3(f16_round(e4m3_to_f32(a) * e4m3_to_f32(b)));
-}
-HOST_INLINE uint8_t e5m2_sum(uint8_t a, uint8_t b) {
-  return f32_to_e5m2(f16_round(e5m2_to_f32(a) + e5m2_to_f32(b)));
-}
-HOST_INLINE uint8_t e5m2_prod(uint8_t a, uint8_t b) {
-  return f32_to_e5m2(f16_round(e5m2_to_f32(a) * e5m2_to_f32(b)));
-}
+HOST_INLINE float f16_round32(float x) { return f16_to_f32(f32_to_f16(x)); }
 
-/* ---- max and min of floats ----
- * A pattern maps to a signed integer of the same order (-0 just below +0), and back by the same steps. NaN
- * maps to the end of the range that loses; if it wins all the same, every operand was NaN. */
+#define HOST_ARITHMETIC(P, U, W, WIDE, ROUND, NARROW)                                          \
+  HOST_INLINE W P##_wide(U a) { return WIDE(a); }                                              \
+  HOST_INLINE W P##_round(W x) { return ROUND(x); }                                            \
+  HOST_INLINE U P##_narrow(W x) { return NARROW(x); }
+
+#define SETTLED32(x) ((x) == (x) ? f32_bits(x) : 0x7fffffff)
+#define SETTLED64(x) ((x) == (x) ? f64_bits(x) : 0x7fffffffffffffff)
+#define ROUND_B16(x) b16_to_f32(f32_to_b16(x))
+#define NARROW_E4M3(x) f32_to_e4m3(f16_round32(x))
+#define NARROW_E5M2(x) f32_to_e5m2(f16_round32(x))
+#define ROUND_E4M3(x) e4m3_to_f32(NARROW_E4M3(x))
+#define ROUND_E5M2(x) e5m2_to_f32(NARROW_E5M2(x))
+
+/* Integers are modulo 2^bits, so signed types use the unsigned functions. */
+HOST_ARITHMETIC(u8, uint8_t, uint8_t, , , )
+HOST_ARITHMETIC(u32, uint32_t, uint32_t, , , )
+HOST_ARITHMETIC(u64, uint64_t, uint64_t, , , )
+HOST_ARITHMETIC(f32, uint32_t, float, bits_f32, , SETTLED32)
+HOST_ARITHMETIC(f64, uint64_t, double, bits_f64, , SETTLED64)
+HOST_ARITHMETIC(f16, uint16_t, float, f16_to_f32, f16_round32, f32_to_f16)
+HOST_ARITHMETIC(b16, uint16_t, float, b16_to_f32, ROUND_B16, f32_to_b16)
+HOST_ARITHMETIC(e4m3, uint8_t, float, e4m3_to_f32, ROUND_E4M3, NARROW_E4M3)
+HOST_ARITHMETIC(e5m2, uint8_t, float, e5m2_to_f32, ROUND_E5M2, NARROW_E5M2)
+
+/* ---- max and min: a pattern becomes a signed integer of the same order ----
+ * For floats -0 lies just below +0, and the way back takes the same steps. NaN becomes the end of the range
+ * that loses; if it wins all the same, every operand was NaN. */
+
+#define HOST_KEYS(P, S)                                                                        \
+  HOST_INLINE S P##_max(S a, S b) { return a > b ? a : b; }                                    \
+  HOST_INLINE S P##_min(S a, S b) { return a < b ? a : b; }
+
 #define HOST_FLOAT_ORDER(P, U, S, INF, LOW, HIGH, SETTLE)                                      \
+  HOST_KEYS(P, S)                                                                              \
   HOST_INLINE S P##_flip(U a) {                                                                \
     return (S)(a ^ ((U)((S)a >> (8 * (int)sizeof(U) - 1)) & HIGH));                            \
   }                                                                                            \
-  HOST_INLINE S P##_key(U a, S nan) { return (S)(a & HIGH) > INF ? nan : P##_flip(a); }        \
-  HOST_INLINE U P##_max(U a, U b) {                                                            \
-    S x = P##_key(a, LOW), y = P##_key(b, LOW), m = x > y ? x : y;                             \
-    return m == LOW ? HIGH : SETTLE((U)P##_flip((U)m));                                        \
-  }                                                                                            \
-  HOST_INLINE U P##_min(U a, U b) {                                                            \
-    S x = P##_key(a, HIGH), y = P##_key(b, HIGH), m = x < y ? x : y;                           \
-    return m == HIGH ? HIGH : SETTLE((U)P##_flip((U)m));                                       \
-  }
+  HOST_INLINE S P##_top_wide(U a) { return (S)(a & HIGH) > INF ? LOW : P##_flip(a); }          \
+  HOST_INLINE S P##_low_wide(U a) { return (S)(a & HIGH) > INF ? HIGH : P##_flip(a); }         \
+  HOST_INLINE U P##_top_narrow(S m) { return m == LOW ? HIGH : SETTLE((U)P##_flip((U)m)); }    \
+  HOST_INLINE U P##_low_narrow(S m) { return m == HIGH ? HIGH : SETTLE((U)P##_flip((U)m)); }
 
+/* float8 passes through half and saturates: only e5m2 has an infinity to lose */
 HOST_INLINE uint8_t e5m2_finite(uint8_t a) { return (uint8_t)((a & 0x7f) == 0x7c ? a - 1 : a); }
 
 HOST_FLOAT_ORDER(f32, uint32_t, int32_t, 0x7f800000, INT32_MIN, INT32_MAX, )
@@ -181,22 +187,18 @@ HOST_FLOAT_ORDER(b16, uint16_t, int16_t, 0x7f80, INT16_MIN, INT16_MAX, )
 HOST_FLOAT_ORDER(e4m3, uint8_t, int8_t, 0x7e, INT8_MIN, INT8_MAX, )
 HOST_FLOAT_ORDER(e5m2, uint8_t, int8_t, 0x7c, INT8_MIN, INT8_MAX, e5m2_finite)
 
-/* ---- integers: modulo 2^bits, so sum and product of signed types are those of unsigned ones ---- */
-#define HOST_MODULAR(P, U)                                                                     \
-  HOST_INLINE U P##_sum(U a, U b) { return (U)(a + b); }                                       \
-  HOST_INLINE U P##_prod(U a, U b) { return (U)(a * b); }
+#define HOST_INTEGER_ORDER(P, U, C)                                                            \
+  HOST_KEYS(P, C)                                                                              \
+  HOST_INLINE C P##_top_wide(U a) { return (C)a; }                                             \
+  HOST_INLINE C P##_low_wide(U a) { return (C)a; }                                             \
+  HOST_INLINE U P##_top_narrow(C a) { return (U)a; }                                           \
+  HOST_INLINE U P##_low_narrow(C a) { return (U)a; }
 
-#define HOST_INT_ORDER(P, U, C)                                                                \
-  HOST_INLINE U P##_max(U a, U b) { return (C)a > (C)b ? a : b; }                              \
-  HOST_INLINE U P##_min(U a, U b) { return (C)a < (C)b ? a : b; }
-
-#define HOST_INTEGER(P, U, C) HOST_MODULAR(P, U) HOST_INT_ORDER(P, U, C)
-
-HOST_INTEGER(i8, uint8_t, int8_t)
-HOST_INTEGER(u8, uint8_t, uint8_t)
-HOST_INTEGER(i32, uint32_t, int32_t)
-HOST_INTEGER(u32, uint32_t, uint32_t)
-HOST_INTEGER(i64, uint64_t, int64_t)
-HOST_INTEGER(u64, uint64_t, uint64_t)
+HOST_INTEGER_ORDER(i8, uint8_t, int8_t)
+HOST_INTEGER_ORDER(u8, uint8_t, uint8_t)
+HOST_INTEGER_ORDER(i32, uint32_t, int32_t)
+HOST_INTEGER_ORDER(u32, uint32_t, uint32_t)
+HOST_INTEGER_ORDER(i64, uint64_t, int64_t)
+HOST_INTEGER_ORDER(u64, uint64_t, uint64_t)
 
 #endif

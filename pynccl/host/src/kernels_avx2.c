@@ -1,11 +1,9 @@
 /* The loops for x86-64 with AVX2 and F16C, chosen at run time (host_kernels_best).
  *
- * Integers, bfloat16, float and double: the common template, compiled for 32-byte vectors.
- * half and float8: eight lanes at a time, converted by the F16C instructions, which round to nearest even
- * by themselves. A type is described by four steps:
- *     load    8 elements -> 8 codes of 16 bits          to_f32   codes -> floats (exact)
- *     code    floats -> codes, rounded as elements.h    store    8 codes -> 8 elements
- * and a combination is code(to_f32(acc) op to_f32(next)). The tail shorter than 8 goes through elements.h.
+ * Integers, float and double: the common template, compiled for 32-byte vectors.
+ * half, bfloat16 and float8: eight lanes at a time. The F16C instructions convert, rounding to nearest even by
+ * themselves; P_load and P_keep are elements.h's wide and round, P_store is narrow. A tail shorter than
+ * eight goes through elements.h.
  * Constant data only, no locks.
  */
 #if defined(__x86_64__)
@@ -18,25 +16,61 @@
 #define LANES 8
 #define STEP HOST_ISA static inline __attribute__((always_inline))
 
-STEP __m128i load16(const void *p) { return _mm_loadu_si128(p); }
-STEP void store16(void *p, __m128i codes) { _mm_storeu_si128(p, codes); }
-STEP __m128i load8(const void *p) { return _mm_cvtepu8_epi16(_mm_loadl_epi64(p)); }
-STEP void store8(void *p, __m128i codes) { _mm_storel_epi64(p, _mm_packus_epi16(codes, codes)); }
-
 STEP __m128i to_half(__m256 x) {
   return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-STEP __m256 f16_lanes(__m128i codes) { return _mm256_cvtph_ps(codes); }
-
-STEP __m128i f16_code(__m256 x) {
-  __m128i h = to_half(x);
-  __m128i nan = _mm_cmpgt_epi16(_mm_and_si128(h, _mm_set1_epi16(0x7fff)), _mm_set1_epi16(0x7c00));
-  return _mm_blendv_epi8(h, _mm_set1_epi16(0x7fff), nan);
+/* `value` where the half is NaN. */
+STEP __m128i if_nan(__m128i half, __m128i code, short value) {
+  __m128i a = _mm_and_si128(half, _mm_set1_epi16(0x7fff));
+  __m128i nan = _mm_cmpgt_epi16(a, _mm_set1_epi16(0x7c00));
+  return _mm_blendv_epi8(code, _mm_set1_epi16(value), nan);
 }
 
-/* e5m2 is the upper byte of a half. */
-STEP __m256 e5m2_lanes(__m128i codes) { return _mm256_cvtph_ps(_mm_slli_epi16(codes, 8)); }
+STEP void store_bytes(void *p, __m128i codes) {
+  _mm_storel_epi64(p, _mm_packus_epi16(codes, codes));
+}
+
+/* ---- half ---- */
+
+STEP __m256 f16_load(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128(p)); }
+STEP __m256 f16_keep(__m256 x) { return _mm256_cvtph_ps(to_half(x)); }
+STEP void f16_store(void *p, __m256 x) {
+  __m128i h = to_half(x);
+  _mm_storeu_si128(p, if_nan(h, h, 0x7fff));
+}
+
+/* ---- bfloat16: the upper half of a float ---- */
+
+STEP __m256 b16_load(const void *p) {
+  __m256i u = _mm256_cvtepu16_epi32(_mm_loadu_si128(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(u, 16));
+}
+
+/* The rounded code in the upper half of each lane, something in the lower half. */
+STEP __m256i b16_code(__m256 x) {
+  __m256i u = _mm256_castps_si256(x);
+  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  __m256i r = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+  __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  return _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fffffff), nan);
+}
+
+STEP __m256 b16_keep(__m256 x) {
+  return _mm256_castsi256_ps(_mm256_and_si256(b16_code(x), _mm256_set1_epi32((int)0xffff0000)));
+}
+
+STEP void b16_store(void *p, __m256 x) {
+  __m256i codes = _mm256_srli_epi32(b16_code(x), 16);
+  __m128i high = _mm256_extracti128_si256(codes, 1);
+  _mm_storeu_si128(p, _mm_packus_epi32(_mm256_castsi256_si128(codes), high));
+}
+
+/* ---- e5m2: the upper byte of a half ---- */
+
+STEP __m256 e5m2_load(const void *p) {
+  return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64(p)), 8));
+}
 
 STEP __m128i e5m2_code(__m256 x) {
   __m128i h = to_half(x);
@@ -45,80 +79,91 @@ STEP __m128i e5m2_code(__m256 x) {
   __m128i odd = _mm_and_si128(_mm_srli_epi16(a, 8), _mm_set1_epi16(1));
   __m128i r = _mm_srli_epi16(_mm_add_epi16(_mm_add_epi16(a, _mm_set1_epi16(0x7f)), odd), 8);
   r = _mm_or_si128(_mm_min_epi16(r, _mm_set1_epi16(0x7b)), sign);
-  __m128i nan = _mm_cmpgt_epi16(a, _mm_set1_epi16(0x7c00));
-  return _mm_blendv_epi8(r, _mm_set1_epi16(0x7f), nan);
+  return if_nan(h, r, 0x7f);
 }
 
-/* e4m3 moved up by 7 bits is a half that is 2^8 too small, subnormals included. */
-STEP __m256 e4m3_lanes(__m128i codes) {
-  __m128i a = _mm_and_si128(codes, _mm_set1_epi16(0x7f));
-  __m128i sign = _mm_slli_epi16(_mm_and_si128(codes, _mm_set1_epi16(0x80)), 8);
-  __m128i nan = _mm_cmpeq_epi16(a, _mm_set1_epi16(0x7f));
-  __m128i h = _mm_or_si128(_mm_or_si128(_mm_slli_epi16(a, 7), sign), _mm_srli_epi16(nan, 1));
-  return _mm256_mul_ps(_mm256_cvtph_ps(h), _mm256_set1_ps(256.0f));
+STEP __m256 e5m2_keep(__m256 x) { return _mm256_cvtph_ps(_mm_slli_epi16(e5m2_code(x), 8)); }
+STEP void e5m2_store(void *p, __m256 x) { store_bytes(p, e5m2_code(x)); }
+
+/* ---- e4m3: moved up by 7 bits it is a half that is 2^8 too small, subnormals included ---- */
+
+STEP __m256 e4m3_load(const void *p) {
+  __m128i b = _mm_cvtepi8_epi16(_mm_loadl_epi64(p)); /* the sign is extended over bits 7..15 */
+  __m128i h = _mm_and_si128(_mm_slli_epi16(b, 7), _mm_set1_epi16((short)0xbf80));
+  __m128i a = _mm_and_si128(b, _mm_set1_epi16(0x7f));
+  __m128i nan = _mm_srli_epi16(_mm_cmpeq_epi16(a, _mm_set1_epi16(0x7f)), 1);
+  return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(h, nan)), _mm256_set1_ps(256.0f));
 }
 
-STEP __m128i e4m3_code(__m256 x) {
-  const __m256i shift = _mm256_castps_si256(_mm256_set1_ps(0x1p14f));
+/* Adding and taking away 2^20 times the number's own power of two leaves it rounded to 4 bits; numbers
+ * below 2^-6 are rounded as if they were 2^-6. Operands are ordered so that min and max hand on a NaN. */
+STEP __m256 e4m3_keep(__m256 x) {
+  const __m256 least = _mm256_set1_ps(0x1p-6f), largest = _mm256_set1_ps(448.0f);
+  const __m256 sign_bit = _mm256_set1_ps(-0.0f);
   __m256 v = _mm256_cvtph_ps(to_half(x));
-  __m256i u = _mm256_castps_si256(v);
-  __m256i a = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
-  __m256i sign = _mm256_and_si256(_mm256_srli_epi32(u, 24), _mm256_set1_epi32(0x80));
-  __m256i tiny = _mm256_sub_epi32(
-      _mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(shift))), shift);
-  __m256i odd = _mm256_and_si256(_mm256_srli_epi32(a, 20), _mm256_set1_epi32(1));
-  __m256i big = _mm256_add_epi32(a, _mm256_set1_epi32(0x7ffff - ((127 - 7) << 23)));
-  big = _mm256_srli_epi32(_mm256_add_epi32(big, odd), 20);
-  __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32((127 - 6) << 23), a);
-  __m256i r = _mm256_min_epi32(_mm256_blendv_epi8(big, tiny, small), _mm256_set1_epi32(0x7e));
-  r = _mm256_or_si256(r, sign);
-  __m256i nan = _mm256_cmpgt_epi32(a, _mm256_set1_epi32(0x7f800000));
-  r = _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7f), nan);
-  return _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
+  __m256 sign = _mm256_and_ps(v, sign_bit);
+  __m256 a = _mm256_min_ps(largest, _mm256_andnot_ps(sign_bit, v));
+  __m256i power = _mm256_castps_si256(_mm256_max_ps(a, least));
+  power = _mm256_and_si256(power, _mm256_set1_epi32(0x7f800000));
+  __m256 big = _mm256_castsi256_ps(_mm256_add_epi32(power, _mm256_set1_epi32(20 << 23)));
+  return _mm256_or_ps(_mm256_sub_ps(_mm256_add_ps(a, big), big), sign);
 }
 
-#define LANES_FOLD(P, U, LOAD, STORE, OP, VECTOR_OP)                                           \
-  HOST_ISA static void P##_fold_##OP(void *dst, const void *const *src, int n, size_t count) { \
+STEP void e4m3_store(void *p, __m256 x) {
+  __m128i h = to_half(_mm256_mul_ps(e4m3_keep(x), _mm256_set1_ps(0x1p-8f)));
+  __m128i sign = _mm_and_si128(_mm_srli_epi16(h, 8), _mm_set1_epi16(0x80));
+  __m128i a = _mm_and_si128(_mm_srli_epi16(h, 7), _mm_set1_epi16(0x7f));
+  store_bytes(p, if_nan(h, _mm_or_si128(a, sign), 0x7f));
+}
+
+/* ---- loops ---- */
+
+#define LANES_FOLD(P, U, NAME, VECTOR_OP, OP)                                                  \
+  HOST_ISA static void NAME(void *dst, const void *const *src, int n, size_t count) {          \
     size_t i = 0;                                                                              \
     U *d = dst;                                                                                \
-    for (; i + LANES <= count; i += LANES) {                                         \
-      __m128i acc = LOAD((const U *)src[0] + i);                                               \
-      for (int k = 1; k < n; k++) {                                                            \
-        __m128i next = LOAD((const U *)src[k] + i);                                            \
-        acc = P##_code(VECTOR_OP(P##_lanes(acc), P##_lanes(next)));                            \
-      }                                                                                        \
-      STORE(d + i, acc);                                                                       \
+    const U *s0 = src[0], *s1 = src[1], *s2 = n > 2 ? src[2] : s0, *s3 = n > 3 ? src[3] : s0;  \
+    for (; i + LANES <= count; i += LANES) {                                                   \
+      __m256 acc = VECTOR_OP(P##_load(s0 + i), P##_load(s1 + i));                              \
+      if (n > 2)                                                                               \
+        acc = VECTOR_OP(P##_keep(acc), P##_load(s2 + i));                                      \
+      if (n > 3)                                                                               \
+        acc = VECTOR_OP(P##_keep(acc), P##_load(s3 + i));                                      \
+      P##_store(d + i, acc);                                                                   \
     }                                                                                          \
     for (; i < count; i++) {                                                                   \
-      U acc = ((const U *)src[0])[i];                                                          \
-      for (int k = 1; k < n; k++)                                                              \
-        acc = P##_##OP(acc, ((const U *)src[k])[i]);                                           \
-      d[i] = acc;                                                                              \
+      float acc = OP(P##_wide(s0[i]), P##_wide(s1[i]));                                        \
+      if (n > 2)                                                                               \
+        acc = OP(P##_round(acc), P##_wide(s2[i]));                                             \
+      if (n > 3)                                                                               \
+        acc = OP(P##_round(acc), P##_wide(s3[i]));                                             \
+      d[i] = P##_narrow(acc);                                                                  \
     }                                                                                          \
   }
 
-#define LANES_SCALE(P, U, LOAD, STORE)                                                         \
+#define LANES_SCALE(P, U)                                                                      \
   HOST_ISA static void P##_scale(void *dst, const void *src, const void *scalar,               \
                                  size_t count) {                                               \
     size_t i = 0;                                                                              \
     U *d = dst;                                                                                \
-    const U *s = src, by = *(const U *)scalar;                                                 \
-    __m256 factor = P##_lanes(_mm_set1_epi16((short)by));                                      \
-    for (; i + LANES <= count; i += LANES)                                           \
-      STORE(d + i, P##_code(_mm256_mul_ps(P##_lanes(LOAD(s + i)), factor)));                   \
+    const U *s = src;                                                                          \
+    float by = P##_wide(*(const U *)scalar);                                                   \
+    for (; i + LANES <= count; i += LANES)                                                     \
+      P##_store(d + i, _mm256_mul_ps(P##_load(s + i), _mm256_set1_ps(by)));                    \
     for (; i < count; i++)                                                                     \
-      d[i] = P##_prod(s[i], by);                                                               \
+      d[i] = P##_narrow(P##_wide(s[i]) * by);                                                  \
   }
 
-#define LANES_LOOPS(P, U, LOAD, STORE)                                                         \
-  LANES_FOLD(P, U, LOAD, STORE, sum, _mm256_add_ps)                                            \
-  LANES_FOLD(P, U, LOAD, STORE, prod, _mm256_mul_ps)                                           \
-  LANES_SCALE(P, U, LOAD, STORE)
+#define LANES_LOOPS(P, U)                                                                      \
+  LANES_FOLD(P, U, P##_fold_sum, _mm256_add_ps, HOST_ADD)                                      \
+  LANES_FOLD(P, U, P##_fold_prod, _mm256_mul_ps, HOST_MUL)                                     \
+  LANES_SCALE(P, U)
 
 #define HOST_SMALL_FLOAT_LOOPS                                                                 \
-  LANES_LOOPS(f16, any16, load16, store16)                                                     \
-  LANES_LOOPS(e4m3, any8, load8, store8)                                                       \
-  LANES_LOOPS(e5m2, any8, load8, store8)
+  LANES_LOOPS(f16, any16)                                                                      \
+  LANES_LOOPS(b16, any16)                                                                      \
+  LANES_LOOPS(e4m3, any8)                                                                      \
+  LANES_LOOPS(e5m2, any8)
 
 #include "loops.h"
 

@@ -3,7 +3,7 @@
  * The includer defines
  *   HOST_ISA                an attribute for every function, e.g. a target;
  *   HOST_TABLE              the name of the host_kernels table;
- *   HOST_SMALL_FLOAT_LOOPS  (optional) sum, prod and scale loops of its own for f16, e4m3 and e5m2.
+ *   HOST_SMALL_FLOAT_LOOPS  (optional) sum, prod and scale loops of its own for the types narrower than float.
  *
  * Aliasing: dst may be one of the sources, at distance 0. Compilers would guard each loop against overlap
  * and fall to a scalar loop exactly for in-place calls; HOST_NO_CARRY tells them no iteration depends on
@@ -25,23 +25,25 @@ typedef uint16_t any16 __attribute__((may_alias, aligned(1)));
 typedef uint32_t any32 __attribute__((may_alias, aligned(1)));
 typedef uint64_t any64 __attribute__((may_alias, aligned(1)));
 
-#define HOST_FOLD(P, U, OP)                                                                    \
-  HOST_ISA static void P##_fold_##OP(void *dst, const void *const *src, int n, size_t count) { \
+#define HOST_FOLD(NAME, U, WIDE, OP, ROUND, NARROW)                                            \
+  HOST_ISA static void NAME(void *dst, const void *const *src, int n, size_t count) {          \
     U *d = dst;                                                                                \
     const U *s0 = src[0], *s1 = src[1];                                                        \
     if (n == 2) {                                                                              \
-      HOST_NO_CARRY for (size_t i = 0; i < count; i++) d[i] = P##_##OP(s0[i], s1[i]);          \
+      HOST_NO_CARRY for (size_t i = 0; i < count; i++)                                         \
+        d[i] = NARROW(OP(WIDE(s0[i]), WIDE(s1[i])));                                           \
       return;                                                                                  \
     }                                                                                          \
     const U *s2 = src[2];                                                                      \
     if (n == 3) {                                                                              \
       HOST_NO_CARRY for (size_t i = 0; i < count; i++)                                         \
-        d[i] = P##_##OP(P##_##OP(s0[i], s1[i]), s2[i]);                                        \
+        d[i] = NARROW(OP(ROUND(OP(WIDE(s0[i]), WIDE(s1[i]))), WIDE(s2[i])));                   \
       return;                                                                                  \
     }                                                                                          \
     const U *s3 = src[3];                                                                      \
     HOST_NO_CARRY for (size_t i = 0; i < count; i++)                                           \
-      d[i] = P##_##OP(P##_##OP(P##_##OP(s0[i], s1[i]), s2[i]), s3[i]);                         \
+      d[i] = NARROW(OP(ROUND(OP(ROUND(OP(WIDE(s0[i]), WIDE(s1[i]))), WIDE(s2[i]))),            \
+                       WIDE(s3[i])));                                                          \
   }
 
 #define HOST_SCALE(P, U)                                                                       \
@@ -49,15 +51,26 @@ typedef uint64_t any64 __attribute__((may_alias, aligned(1)));
                                  size_t count) {                                               \
     U *d = dst;                                                                                \
     const U *s = src, by = *(const U *)scalar;                                                 \
-    HOST_NO_CARRY for (size_t i = 0; i < count; i++) d[i] = P##_prod(s[i], by);                \
+    HOST_NO_CARRY for (size_t i = 0; i < count; i++)                                           \
+      d[i] = P##_narrow(HOST_MUL(P##_wide(s[i]), P##_wide(by)));                               \
   }
 
-#ifndef HOST_SMALL_FLOAT_LOOPS
-#define HOST_SMALL_FLOAT_LOOPS HOST_LOOPS(f16, any16) HOST_LOOPS(e4m3, any8) HOST_LOOPS(e5m2, any8)
-#endif
+#define HOST_ARITHMETIC_LOOPS(P, U)                                                            \
+  HOST_FOLD(P##_fold_sum, U, P##_wide, HOST_ADD, P##_round, P##_narrow)                        \
+  HOST_FOLD(P##_fold_prod, U, P##_wide, HOST_MUL, P##_round, P##_narrow)                       \
+  HOST_SCALE(P, U)
 
-#define HOST_LOOPS(P, U) HOST_FOLD(P, U, sum) HOST_FOLD(P, U, prod) HOST_SCALE(P, U)
-#define HOST_ORDER_LOOPS(P, U) HOST_FOLD(P, U, max) HOST_FOLD(P, U, min)
+#define HOST_ORDER_LOOPS(P, U)                                                                 \
+  HOST_FOLD(P##_fold_max, U, P##_top_wide, P##_max, , P##_top_narrow)                         \
+  HOST_FOLD(P##_fold_min, U, P##_low_wide, P##_min, , P##_low_narrow)
+
+#ifndef HOST_SMALL_FLOAT_LOOPS
+#define HOST_SMALL_FLOAT_LOOPS                                                                 \
+  HOST_ARITHMETIC_LOOPS(f16, any16)                                                            \
+  HOST_ARITHMETIC_LOOPS(b16, any16)                                                            \
+  HOST_ARITHMETIC_LOOPS(e4m3, any8)                                                            \
+  HOST_ARITHMETIC_LOOPS(e5m2, any8)
+#endif
 
 /* Division by a loop-invariant d is multiplication by ceil(2^F / d), exact when F >= bits + log2(d). */
 HOST_INLINE uint8_t quotient8(uint8_t x, uint32_t m) { return (uint8_t)(x * m >> 16); }
@@ -120,12 +133,11 @@ HOST_DIVIDE64(i64, signed_quotient64, signed_shift64)
 HOST_DIVIDE64(u64, quotient64, shift64)
 
 /* Sum, product and scaling of signed and unsigned integers are the same loops. */
-HOST_LOOPS(u8, any8)
-HOST_LOOPS(u32, any32)
-HOST_LOOPS(u64, any64)
-HOST_LOOPS(b16, any16)
-HOST_LOOPS(f32, any32)
-HOST_LOOPS(f64, any64)
+HOST_ARITHMETIC_LOOPS(u8, any8)
+HOST_ARITHMETIC_LOOPS(u32, any32)
+HOST_ARITHMETIC_LOOPS(u64, any64)
+HOST_ARITHMETIC_LOOPS(f32, any32)
+HOST_ARITHMETIC_LOOPS(f64, any64)
 HOST_SMALL_FLOAT_LOOPS
 
 HOST_ORDER_LOOPS(i8, any8)
