@@ -1,0 +1,27 @@
+/* What the exported functions share: visibility, and the checks before a call becomes work. */
+#ifndef PYNCCL_HOST_API_H
+#define PYNCCL_HOST_API_H
+
+#include "group.h"
+
+/* Every function of NCCL exists twice: pncclX, and ncclX as a weak alias of it, so that a profiler can put
+ * its own ncclX in front and call pncclX. */
+#define HOST_DECLARE(ret, name, version, args) \
+    __attribute__((visibility("default"))) ret name args; \
+    __attribute__((visibility("default"))) ret p##name args;
+#define HOST_DECLARE_EXTENSION(ret, name, version, args) __attribute__((visibility("default"))) ret name args;
+NCCL_SYMBOLS(HOST_DECLARE)
+HOST_SYMBOLS(HOST_DECLARE_EXTENSION)
+
+#define HOST_EXPORT(name) \
+    extern __typeof__(p##name) name __attribute__((weak, alias("p" #name), visibility("default")))
+
+/* Index of a user's operation in c's table, or -1 if c has no such operation. */
+int host_op_index(const struct ncclComm *c, int op);
+
+/* The arguments of a collective or message in NCCL's order of checks, then run or queue it. `op` counts only
+ * for kinds that reduce. */
+ncclResult_t host_api_call(
+    struct ncclComm *comm, struct host_call *call, int datatype, int op, cudaStream_t stream);
+
+#endif

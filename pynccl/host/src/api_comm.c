@@ -1,0 +1,245 @@
+/* Communicators: the exported functions of their life.
+ *
+ * Creation becomes a work (rendezvous.c) and follows the rules of groups. Finalize, Destroy and Abort are
+ * local and immediate: the rank leaves the segment, its peers learn of it when they need something that it
+ * has not published. Abort may come from another thread while a call is inside; that call then returns an
+ * error within milliseconds, and only then the memory goes.
+ *
+ * No state of its own.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "api.h"
+#include "api_config.h"
+
+#define ABORT_WAIT_NS UINT64_C(5000000000)
+
+static const char id_magic[] = PYNCCL_HOST_ID_MAGIC;
+_Static_assert(sizeof id_magic - 1 == PYNCCL_HOST_ID_MAGIC_BYTES, "the magic fills its field");
+
+ncclResult_t pncclGetUniqueId(ncclUniqueId *uniqueId) {
+    if (!uniqueId)
+        return host_fail(ncclInvalidArgument, "GetUniqueId : out argument is NULL");
+    memset(uniqueId, 0, sizeof *uniqueId);
+    if (getrandom(uniqueId->internal, HOST_ID, 0) != HOST_ID)
+        return host_fail(ncclSystemError, "GetUniqueId : no random bytes");
+    memcpy(uniqueId->internal + PYNCCL_HOST_ID_OFFSET, id_magic, PYNCCL_HOST_ID_MAGIC_BYTES);
+    return ncclSuccess;
+}
+HOST_EXPORT(ncclGetUniqueId);
+
+/* ---- creation -------------------------------------------------------------------------------------- */
+
+static ncclResult_t check_creation(
+    ncclComm_t *newcomm, int nranks, int rank, int nids, const ncclUniqueId *ids, ncclConfig_t *config) {
+    ncclConfig_t parsed;
+    if (nids <= 0 || nids > nranks)
+        return host_fail(ncclInvalidArgument, "improper usage of ncclCommInitRank: nId = %d, nranks=%d", nids,
+            nranks);
+    if (!newcomm)
+        return host_fail(ncclInvalidArgument, "CommInitRank : newcomm argument is NULL");
+    if (nranks < 1 || rank < 0 || rank >= nranks)
+        return host_fail(ncclInvalidArgument, "Invalid rank requested : %d/%d", rank, nranks);
+    ncclResult_t code = host_config_read(config, &parsed);
+    if (code)
+        return code;
+    if (nranks > HOST_MAX_RANKS)
+        return host_fail(ncclInvalidArgument, "CommInitRank : %d ranks; the host library serves at most %d",
+            nranks, HOST_MAX_RANKS);
+    for (int i = 0; i < nids; i++)
+        if (memcmp(ids[i].internal + PYNCCL_HOST_ID_OFFSET, id_magic, PYNCCL_HOST_ID_MAGIC_BYTES))
+            return host_fail(ncclInvalidArgument,
+                "CommInitRank : this unique id was not made by the host library (by NCCL, or damaged); get it "
+                "from the library that creates the communicator");
+    return ncclSuccess;
+}
+
+static ncclResult_t create(ncclComm_t *newcomm, int nranks, int rank, const ncclUniqueId *id, int device) {
+    struct host_work w = {.type = HOST_WORK_INIT, .newcomm = newcomm};
+    struct ncclComm *c = host_comm_new();
+    if (!c)
+        return host_group_poison(host_fail(ncclSystemError, "CommInitRank : out of memory"));
+    c->timeout = host_timeout_ns(-1);
+    c->device = device;
+    w.comm = w.child = c;
+    w.serial = c->serial;
+    *newcomm = c;
+    w.init = host_init_new(
+        c, nranks, rank, (const uint8_t *)id->internal, host_timeout_ns(host_init_timeout()));
+    if (!w.init) {
+        *newcomm = NULL;
+        host_comm_end(c, HOST_DESTROYED, "the failure of its creation");
+        return host_group_poison(host_fail(ncclSystemError, "CommInitRank : out of memory"));
+    }
+    return host_group_submit(&w);
+}
+
+ncclResult_t pncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId,
+    ncclUniqueId *commIds, ncclConfig_t *config) {
+    ncclResult_t code = check_creation(newcomm, nranks, myrank, nId, commIds, config);
+    if (!code) /* several ids only spread the work of meeting; one is enough here */
+        return create(newcomm, nranks, myrank, commIds, myrank);
+    if (newcomm)
+        *newcomm = NULL;
+    return host_group_poison(code);
+}
+HOST_EXPORT(ncclCommInitRankScalable);
+
+ncclResult_t pncclCommInitRankConfig(
+    ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank, ncclConfig_t *config) {
+    return pncclCommInitRankScalable(comm, nranks, rank, 1, &commId, config);
+}
+HOST_EXPORT(ncclCommInitRankConfig);
+
+ncclResult_t pncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank) {
+    return pncclCommInitRankScalable(comm, nranks, rank, 1, &commId, NULL);
+}
+HOST_EXPORT(ncclCommInitRank);
+
+static int has_duplicate(const int *list, int n) {
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < i; j++)
+            if (list[i] == list[j])
+                return 1;
+    return 0;
+}
+
+ncclResult_t pncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist) {
+    ncclUniqueId id;
+    if (!comm)
+        return host_fail(ncclInvalidArgument, "CommInitAll : comms argument is NULL");
+    if (ndev < 0)
+        return host_fail(ncclInvalidArgument, "Invalid device count requested : %d", ndev);
+    for (int i = 0; devlist && i < ndev; i++)
+        if (devlist[i] < 0)
+            return host_fail(ncclInvalidArgument, "Invalid device %d (devices of the host library are slots "
+                                                  "numbered from 0)", devlist[i]);
+    if (devlist && has_duplicate(devlist, ndev))
+        return host_fail(ncclInvalidUsage, "CommInitAll : a device is listed twice");
+    ncclResult_t code = ndev ? pncclGetUniqueId(&id) : ncclSuccess;
+    if (code || ndev == 0)
+        return code;
+    host_group_start();
+    for (int r = 0; r < ndev; r++) {
+        code = check_creation(&comm[r], ndev, r, 1, &id, NULL);
+        if (code)
+            host_group_poison(code);
+        else
+            create(&comm[r], ndev, r, &id, devlist ? devlist[r] : r); /* its error comes with the end */
+    }
+    return host_group_end();
+}
+HOST_EXPORT(ncclCommInitAll);
+
+ncclResult_t pncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config) {
+    ncclConfig_t parsed;
+    ncclResult_t code = host_comm_check(comm, "CommSplit");
+    if (!code && !newcomm)
+        code = host_fail(ncclInvalidArgument, "CommSplit : newcomm argument is NULL");
+    if (!code)
+        code = host_comm_ensure(comm, "CommSplit");
+    if (!code)
+        code = host_config_read(config, &parsed);
+    if (newcomm)
+        *newcomm = NULL;
+    if (code)
+        return host_group_poison(code);
+    struct host_work w = {.newcomm = newcomm};
+    if (!host_split_fill(&w, comm, color, key))
+        return host_group_poison(host_fail(ncclSystemError, "CommSplit : out of memory"));
+    return host_group_submit(&w);
+}
+HOST_EXPORT(ncclCommSplit);
+
+/* ---- end ------------------------------------------------------------------------------------------- */
+
+ncclResult_t pncclCommFinalize(ncclComm_t comm) {
+    if (!comm)
+        return ncclSuccess;
+    ncclResult_t code = host_comm_check(comm, "CommFinalize");
+    if (!code)
+        code = host_comm_ensure(comm, "CommFinalize");
+    if (!code && host_group_holds(comm))
+        code = host_fail(ncclInvalidUsage, "CommFinalize : the open group holds calls of this communicator");
+    if (!code)
+        code = host_comm_enter(comm, "CommFinalize");
+    if (code)
+        return host_group_poison(code);
+    /* Calls are complete when they return, so there is nothing to wait for. */
+    host_comm_finalize(comm);
+    host_comm_leave(comm);
+    return ncclSuccess;
+}
+HOST_EXPORT(ncclCommFinalize);
+
+static ncclResult_t end(ncclComm_t comm, const char *what, const char *by, enum host_state state) {
+    ncclResult_t code = host_comm_check(comm, what);
+    if (!code && host_group_holds(comm))
+        code = host_fail(ncclInvalidUsage, "%s : the open group holds calls of this communicator", what);
+    if (!code && state == HOST_ABORTED && !host_comm_drain(comm, ABORT_WAIT_NS))
+        code = host_fail(ncclSystemError, "%s : a call on the communicator does not return", what);
+    if (!code)
+        code = state == HOST_ABORTED ? ncclSuccess : host_comm_enter(comm, what);
+    if (code)
+        return host_group_poison(code);
+    host_comm_end(comm, state, by);
+    return ncclSuccess;
+}
+
+ncclResult_t pncclCommDestroy(ncclComm_t comm) {
+    return comm ? end(comm, "CommDestroy", "ncclCommDestroy", HOST_DESTROYED) : ncclSuccess;
+}
+HOST_EXPORT(ncclCommDestroy);
+
+ncclResult_t pncclCommAbort(ncclComm_t comm) {
+    return comm ? end(comm, "CommAbort", "ncclCommAbort", HOST_ABORTED) : ncclSuccess;
+}
+HOST_EXPORT(ncclCommAbort);
+
+/* ---- questions ------------------------------------------------------------------------------------- */
+
+ncclResult_t pncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
+    ncclResult_t code = host_comm_check(comm, "ncclGetAsyncError");
+    if (code)
+        return code;
+    if (!asyncError)
+        return host_fail(ncclInvalidArgument, "ncclGetAsyncError : asyncError argument is NULL");
+    *asyncError = (ncclResult_t)host_observe32(&comm->broken);
+    return ncclSuccess;
+}
+HOST_EXPORT(ncclCommGetAsyncError);
+
+static ncclResult_t ask(const ncclComm_t comm, const char *what, const char *argument, int *out) {
+    ncclResult_t code = host_comm_check(comm, what);
+    if (!code && !out)
+        code = host_fail(ncclInvalidArgument, "%s : %s argument is NULL", what, argument);
+    if (!code && host_observe32(&comm->life) == HOST_LIFE_NEW)
+        code = host_comm_ensure(comm, what);
+    return code;
+}
+
+ncclResult_t pncclCommCount(const ncclComm_t comm, int *count) {
+    ncclResult_t code = ask(comm, "CommCount", "count", count);
+    if (!code)
+        *count = comm->nranks;
+    return code;
+}
+HOST_EXPORT(ncclCommCount);
+
+ncclResult_t pncclCommCuDevice(const ncclComm_t comm, int *device) {
+    ncclResult_t code = ask(comm, "CommCuDevice", "device", device);
+    if (!code)
+        *device = comm->device;
+    return code;
+}
+HOST_EXPORT(ncclCommCuDevice);
+
+ncclResult_t pncclCommUserRank(const ncclComm_t comm, int *rank) {
+    ncclResult_t code = ask(comm, "CommUserRank", "rank", rank);
+    if (!code)
+        *rank = comm->rank;
+    return code;
+}
+HOST_EXPORT(ncclCommUserRank);

@@ -1,0 +1,104 @@
+/* One rank's handle on a communicator. See comm.c for who may touch what. */
+#ifndef PYNCCL_HOST_COMM_H
+#define PYNCCL_HOST_COMM_H
+
+#include "error.h"
+#include "host.h"
+#include "reduce.h"
+
+enum host_life {
+    HOST_LIFE_FREE,
+    HOST_LIFE_NEW, /* handed out by a group that has not ended yet */
+    HOST_LIFE_LIVE,
+    HOST_LIFE_FINALIZED,
+    HOST_LIFE_GONE, /* destroyed or aborted; the handle stays readable to say so */
+};
+
+struct host_work;
+
+/* What a rank remembers of a peer it exchanges messages with. */
+struct host_peer {
+    uint64_t sent, received;         /* messages begun */
+    uint64_t put, taken;             /* ring chunks */
+    int send_ready;                  /* pages of the ring exist */
+    struct host_work *last_send, *last_recv; /* of the group being run: the order in which they go */
+};
+
+struct host_userop {
+    int live;
+    int dtype;
+    struct host_op op;
+    const void *scalar; /* ncclScalarDevice: read when the collective runs */
+};
+
+struct ncclComm {
+    uint64_t magic;
+    host_u32 life;       /* enum host_life */
+    uint32_t serial;     /* of the process; a recycled handle gets a new one */
+    uint32_t generation; /* of forks */
+    const char *ended_by;
+    struct ncclComm *next; /* in the list of live handles, or of spent ones */
+
+    host_u32 busy; /* thread inside a call, 0 if none */
+    host_u32 stop; /* an abort wants the communicator empty */
+
+    int rank, nranks, device;
+    int spins;        /* polls before the processor is given up */
+    size_t one_shot;  /* largest reduction that goes through slots */
+    uint64_t timeout; /* ns */
+    struct host_map *map;
+    int marker; /* descriptor that says "this id is used", on the rank that served; else -1 */
+
+    uint64_t seq;   /* collectives begun */
+    uint64_t chunk; /* chunks begun */
+    int stage_ready;
+    struct host_peer *peers; /* nranks of them, from the first message on */
+    struct host_work *last_collective; /* of the group being run */
+    const void *group;                 /* the group that entered, while it runs */
+
+    struct host_userop *ops;
+    int nops;
+
+    host_u32 broken;   /* ncclResult_t of a lasting error, repeated by every later call */
+    char *broken_text; /* written before it */
+};
+
+/* How many forks lie between the start of the library and this process. */
+uint32_t host_generation(void);
+/* The one lock of process-wide state (handles, mappings, used ids). Never held across a wait. */
+void host_lock(void);
+void host_unlock(void);
+uint32_t host_thread_id(void);
+
+struct ncclComm *host_comm_new(void);
+/* The communicator is complete: ranks, map and device are set. */
+void host_comm_ready(struct ncclComm *c);
+/* This rank will make no more calls. */
+void host_comm_finalize(struct ncclComm *c);
+/* Leave the segment as `state`, free what the handle holds, keep the handle as a tombstone. `by` is the
+ * name of the call that did it. */
+void host_comm_end(struct ncclComm *c, enum host_state state, const char *by);
+
+/* Is it a live handle of this process? `what` names the call in the text: "AllReduce". */
+ncclResult_t host_comm_check(const struct ncclComm *c, const char *what);
+/* The same, and ready for operations: created, not finalized, not broken. */
+ncclResult_t host_comm_ensure(const struct ncclComm *c, const char *what);
+
+/* A call begins to use what the handle holds; one thread at a time. */
+ncclResult_t host_comm_enter(struct ncclComm *c, const char *what);
+void host_comm_leave(struct ncclComm *c);
+/* Wait until no call is inside; 0 if one still is after `ns`. */
+int host_comm_drain(struct ncclComm *c, uint64_t ns);
+
+/* The communicator has failed for good: remember it, and tell the peers, who get `code` and `cause`. */
+void host_comm_break(struct ncclComm *c, ncclResult_t code, const char *text, const char *cause);
+/* Change this rank's state in the segment unless it has already left. */
+void host_seat_leave(struct host_seat *seat, enum host_state state);
+
+struct host_peer *host_comm_peers(struct ncclComm *c);
+
+/* Ids that this process has used up, for a communicator or for a creation that failed. */
+int host_id_is_spent(const uint8_t id[HOST_ID]);
+void host_id_spend(const uint8_t id[HOST_ID]);
+
+#endif

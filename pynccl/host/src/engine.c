@@ -1,0 +1,272 @@
+/* The one loop in which the library waits.
+ *
+ * It steps every work in turn, so nothing that could go on is held up by something that cannot. When a
+ * whole round moved nothing it waits, in three stages: it polls (300 pauses if every rank has a processor,
+ * 8 otherwise: then the peer probably needs this one), gives up the processor for a millisecond, and then
+ * sleeps on a bell in shared memory, at most SLEEP_NS at a stretch. Only between sleeps does it look at
+ * anything that costs time: abort requests, the states of peers, their processes, deadlines, the interrupt
+ * hook. So a call that is answered quickly pays for none of it.
+ *
+ * Everything here belongs to the calling thread, except the hooks, which are atomic pointers.
+ */
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "liveness.h"
+#include "work.h"
+
+#define YIELD_NS UINT64_C(1000000)
+#define SLEEP_NS UINT64_C(5000000)
+#define NAP_NS UINT64_C(1000000)
+#define LOOK_NS UINT64_C(200000000)
+#define DEFAULT_TIMEOUT 1800.0
+
+static int (*_Atomic interrupt_hook)(void);
+static _Thread_local double init_timeout = -1;
+
+void host_set_interrupt(int (*hook)(void)) {
+    atomic_store(&interrupt_hook, hook);
+}
+
+void host_set_init_timeout(double seconds) {
+    init_timeout = seconds;
+}
+
+double host_init_timeout(void) {
+    return init_timeout;
+}
+
+uint64_t host_timeout_ns(double seconds) {
+    if (!(seconds >= 0)) {
+        const char *text = getenv("PYNCCL_TIMEOUT");
+        char *end = NULL;
+        seconds = text ? strtod(text, &end) : 0;
+        if (!text || end == text || !(seconds >= 0))
+            seconds = DEFAULT_TIMEOUT;
+    }
+    return seconds < 1e9 ? (uint64_t)(seconds * 1e9) : (uint64_t)1e18;
+}
+
+struct round {
+    struct host_work **works;
+    int n;
+    int spins;         /* polls before giving up the processor */
+    int polls;
+    uint64_t stalled;  /* when the present wait began */
+    uint64_t looked;   /* when processes were last looked at */
+    int first;         /* where to begin looking */
+    struct host_bell *bell; /* armed: one more round, then sleep */
+    host_u32 *sleepers;
+    uint32_t armed;
+    ncclResult_t error;
+};
+
+/* ---- finishing ------------------------------------------------------------------------------------- */
+
+static void notify(const struct ncclComm *c) {
+    struct host_map *map = c->map;
+    if (!map || !host_peek32(&host_header(map)->sleepers))
+        return;
+    for (int r = 0; r < map->nranks; r++)
+        if (r != c->rank)
+            host_bell_ring(&host_seat(map, r)->bell);
+}
+
+static void fail(struct round *r, struct host_work *w, const char *cause) {
+    w->done = 1;
+    if (!r->error)
+        r->error = w->result;
+    if (w->type != HOST_WORK_INIT)
+        host_comm_break(w->comm, w->result, host_fail_text(), cause);
+}
+
+/* ---- waiting --------------------------------------------------------------------------------------- */
+
+static void disarm(struct round *r) {
+    if (r->bell)
+        host_bell_disarm(r->bell, r->sleepers);
+    r->bell = NULL;
+}
+
+static void sleep_on_sockets(struct round *r) {
+    struct pollfd fds[64];
+    int n = 0, others = 0;
+    for (int i = 0; i < r->n; i++) {
+        struct host_work *w = r->works[i];
+        int fd = w->init && !w->done ? host_init_fd(w->init) : -1;
+        if (fd >= 0 && n < 64)
+            fds[n++] = (struct pollfd){.fd = fd, .events = POLLIN};
+        else
+            others |= !w->done;
+    }
+    poll(fds, (nfds_t)n, others ? 1 : (int)(SLEEP_NS / 1000000));
+}
+
+static void sleep_once(struct round *r) {
+    struct ncclComm *c = NULL;
+    int several = 0, sockets = 0;
+    for (int i = 0; i < r->n; i++) {
+        struct host_work *w = r->works[i];
+        if (w->done)
+            continue;
+        sockets |= w->init != NULL;
+        several |= c && c != w->comm;
+        c = c ? c : w->comm;
+    }
+    if (sockets) {
+        sleep_on_sockets(r);
+    } else if (several || !c) {
+        host_nap(NAP_NS); /* there is no sleeping on two bells */
+    } else if (!r->bell) {
+        r->bell = &host_seat(c->map, c->rank)->bell;
+        r->sleepers = &host_header(c->map)->sleepers;
+        r->armed = host_bell_arm(r->bell, r->sleepers);
+    } else {
+        host_bell_sleep(r->bell, r->armed, SLEEP_NS);
+        disarm(r);
+    }
+}
+
+static void give_up_all(struct round *r, ncclResult_t code, const char *what, const char *cause) {
+    for (int i = 0; i < r->n; i++) {
+        struct host_work *w = r->works[i];
+        if (w->done)
+            continue;
+        char text[HOST_TEXT], tell[HOST_TEXT];
+        struct host_text t = {text, sizeof text, 0}, c = {tell, sizeof tell, 0};
+        host_work_text(&t, w);
+        host_text_add(&t, ": %s", what);
+        host_text_add(&c, "rank %d %s", w->comm->rank, cause);
+        w->result = host_fail(code, "%s", text);
+        fail(r, w, tell);
+    }
+}
+
+static int interrupted(void) {
+    int (*hook)(void) = atomic_load(&interrupt_hook);
+    return hook && hook();
+}
+
+/* What is looked at between sleeps. */
+static void examine(struct round *r, uint64_t now) {
+    struct host_watch watch = {now, 0, 0};
+    int most = 0;
+    if (now - r->looked >= LOOK_NS) {
+        /* A quarter of a large communicator at a time: everybody within a second. */
+        for (int i = 0; i < r->n; i++)
+            most = r->works[i]->comm->nranks > most ? r->works[i]->comm->nranks : most;
+        watch.look = 8 + most / 4;
+        watch.first = r->first < most ? r->first : 0;
+        r->first = watch.first + watch.look;
+        r->looked = now;
+    }
+    for (int i = 0; i < r->n; i++) {
+        struct host_work *w = r->works[i];
+        if (w->done || w->type == HOST_WORK_INIT || (w->before && !w->before->done))
+            continue;
+        if (host_observe32(&w->comm->stop)) {
+            w->result = host_fail(ncclInvalidUsage, "the communicator was aborted during the call");
+            fail(r, w, "aborted");
+            continue;
+        }
+        char cause[HOST_TEXT] = "";
+        struct host_text t = {cause, sizeof cause, 0};
+        if ((w->result = host_examine(w, &watch, r->works, r->n, &t)) != ncclSuccess)
+            fail(r, w, cause);
+    }
+    if (interrupted())
+        give_up_all(r, ncclSystemError, "interrupted", "was interrupted");
+}
+
+static void wait_a_little(struct round *r) {
+    if (++r->polls < r->spins) {
+        host_pause();
+        return;
+    }
+    uint64_t now = host_now();
+    if (!r->stalled)
+        r->stalled = now;
+    if (now - r->stalled < YIELD_NS) {
+        host_yield();
+        return;
+    }
+    if (!r->bell)
+        examine(r, now);
+    sleep_once(r);
+}
+
+/* ---- stepping -------------------------------------------------------------------------------------- */
+
+static enum host_step step_of(struct host_work *w) {
+    switch (w->type) {
+    case HOST_WORK_COLLECTIVE:
+        return host_collective_step(w);
+    case HOST_WORK_SEND:
+        return host_send_step(w);
+    case HOST_WORK_RECV:
+        return host_recv_step(w);
+    case HOST_WORK_SPLIT:
+        return host_split_step(w);
+    case HOST_WORK_INIT:
+        return host_init_step(w);
+    case HOST_WORK_SELF:
+        if (w->call.nbytes && w->call.send != w->call.recv)
+            memmove(w->call.recv, w->call.send, w->call.nbytes);
+    }
+    return HOST_FINISHED;
+}
+
+/* One work, one step. True if it went on. */
+static int advance(struct round *r, struct host_work *w) {
+    ncclResult_t broken = w->type == HOST_WORK_INIT ? ncclSuccess : (ncclResult_t)host_peek32(&w->comm->broken);
+    if (broken) { /* an earlier work of this communicator failed */
+        w->done = 1;
+        w->result = broken;
+        return 1;
+    }
+    enum host_step step = step_of(w);
+    if (step == HOST_STALLED)
+        return 0;
+    w->since = 0;
+    w->done = step != HOST_MOVED;
+    if (step == HOST_FAILED)
+        fail(r, w, host_fail_text());
+    else if (w->type != HOST_WORK_INIT)
+        notify(w->comm);
+    return 1;
+}
+
+static int pass(struct round *r, int *left) {
+    int moved = 0;
+    *left = 0;
+    for (int i = 0; i < r->n; i++) {
+        struct host_work *w = r->works[i];
+        if (w->done)
+            continue;
+        if (!w->before || w->before->done)
+            moved |= advance(r, w);
+        *left += !w->done;
+    }
+    return moved;
+}
+
+ncclResult_t host_run(struct host_work **works, int n) {
+    struct round r = {.works = works, .n = n};
+    int left = n;
+    while (left) {
+        if (pass(&r, &left)) {
+            disarm(&r);
+            r.polls = 0;
+            r.stalled = 0;
+            continue;
+        }
+        if (!left)
+            break;
+        if (!r.spins)
+            r.spins = works[0]->comm->spins ? works[0]->comm->spins : 1;
+        wait_a_little(&r);
+    }
+    disarm(&r);
+    return r.error;
+}

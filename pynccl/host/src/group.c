@@ -1,0 +1,242 @@
+/* Groups, and the way of every checked call into the loop.
+ *
+ * All state is thread-local, as in NCCL: a group is opened, filled and ended by one thread. Nothing is
+ * published before the outermost end; a call that failed its checks poisons the group, which then drops
+ * everything and returns the last such code. Inner ends always succeed.
+ *
+ * Inside a group all collectives of a communicator go in the order of issue, so do the messages of a pair
+ * and direction, and everything else at once. A creation that fails takes the other creations of its group
+ * with it.
+ */
+#include "group.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static _Thread_local struct {
+    int depth;
+    ncclResult_t error;
+    struct host_work **works;
+    int n, room;
+} group;
+
+void host_group_start(void) {
+    group.depth++;
+}
+
+int host_group_open(void) {
+    return group.depth > 0;
+}
+
+ncclResult_t host_group_poison(ncclResult_t code) {
+    if (group.depth)
+        group.error = code;
+    return code;
+}
+
+int host_group_holds(const struct ncclComm *c) {
+    for (int i = 0; i < group.n; i++)
+        if (group.works[i]->comm == c)
+            return 1;
+    return 0;
+}
+
+/* ---- what a work owns ------------------------------------------------------------------------------ */
+
+/* After the run, or instead of it. `keep`: a created communicator is handed out. */
+static void dispose(struct host_work *w, int keep) {
+    host_init_free(w->init);
+    free(w->wishes);
+    w->init = NULL;
+    w->wishes = NULL;
+    if (w->newcomm)
+        *w->newcomm = keep ? w->child : NULL;
+    if (w->child && !keep)
+        host_comm_end(w->child, HOST_DESTROYED, "the failure of its creation");
+}
+
+/* ---- order and pairing ----------------------------------------------------------------------------- */
+
+static void follow(struct host_work *w, struct host_work **last) {
+    w->before = *last;
+    *last = w;
+}
+
+static struct host_work **last_of(struct host_work *w) {
+    switch (w->type) {
+    case HOST_WORK_COLLECTIVE:
+    case HOST_WORK_SPLIT:
+        return &w->comm->last_collective;
+    case HOST_WORK_SEND:
+        return &w->comm->peers[w->call.root].last_send;
+    case HOST_WORK_RECV:
+        return &w->comm->peers[w->call.root].last_recv;
+    default:
+        return NULL;
+    }
+}
+
+static int is_self(const struct host_work *w, enum host_type type) {
+    return w->type == type && !w->done && w->call.root == w->comm->rank;
+}
+
+/* The i-th message of a rank to itself goes to its i-th receive from itself. */
+static ncclResult_t pair_self(struct host_work **works, int n) {
+    for (int i = 0; i < n; i++) {
+        struct host_work *send = works[i], *recv = NULL;
+        if (!is_self(send, HOST_WORK_SEND))
+            continue;
+        for (int j = 0; j < n && !recv; j++)
+            if (works[j]->comm == send->comm && is_self(works[j], HOST_WORK_RECV))
+                recv = works[j];
+        if (!recv)
+            return host_fail(ncclInvalidUsage, "Trying to send to self without a matching recv");
+        if (recv->call.nbytes != send->call.nbytes)
+            return host_fail(ncclInvalidUsage,
+                "rank %d sends %zu bytes to itself and receives %zu; a send and its receive must be of equal "
+                "size", send->comm->rank, send->call.nbytes, recv->call.nbytes);
+        send->type = HOST_WORK_SELF;
+        send->call.recv = recv->call.recv;
+        recv->done = 1;
+    }
+    for (int i = 0; i < n; i++)
+        if (is_self(works[i], HOST_WORK_RECV))
+            return host_fail(ncclInvalidUsage, "Trying to recv to self without a matching send");
+    return ncclSuccess;
+}
+
+/* ---- entering -------------------------------------------------------------------------------------- */
+
+static ncclResult_t enter(struct host_work *w) {
+    const char *what = HOST_ROWS[w->call.kind].name;
+    ncclResult_t code = host_comm_check(w->comm, what);
+    if (!code && w->comm->serial != w->serial)
+        code = host_fail(ncclInvalidArgument, "%s : the communicator was ended before ncclGroupEnd", what);
+    if (!code)
+        code = host_comm_ensure(w->comm, what);
+    if (!code)
+        code = host_comm_enter(w->comm, what);
+    return code;
+}
+
+/* Each communicator once; `entered` works were looked at without an error. */
+static ncclResult_t enter_all(struct host_work **works, int n, int *entered) {
+    for (*entered = 0; *entered < n; ++*entered) {
+        struct host_work *w = works[*entered];
+        if (w->type == HOST_WORK_INIT || w->comm->group == works)
+            continue;
+        ncclResult_t code = enter(w);
+        if (code)
+            return code;
+        w->comm->group = works;
+    }
+    return ncclSuccess;
+}
+
+static void leave_all(struct host_work **works, int n) {
+    for (int i = 0; i < n; i++) {
+        struct host_work **last = last_of(works[i]);
+        if (last)
+            *last = NULL;
+    }
+    for (int i = 0; i < n; i++) {
+        struct ncclComm *c = works[i]->comm;
+        if (works[i]->type != HOST_WORK_INIT && c->group == works) {
+            c->group = NULL;
+            host_comm_leave(c);
+        }
+    }
+}
+
+/* ---- running --------------------------------------------------------------------------------------- */
+
+static ncclResult_t run(struct host_work **works, int n) {
+    int entered;
+    ncclResult_t code = enter_all(works, n, &entered);
+    if (!code)
+        code = pair_self(works, n);
+    if (!code) {
+        for (int i = 0; i < n; i++) {
+            struct host_work **last = last_of(works[i]);
+            if (last && !works[i]->done)
+                follow(works[i], last);
+        }
+        code = host_run(works, n);
+    }
+    for (int i = 0; i < n; i++) /* peers of a self message have no chain of their own to reset */
+        if (works[i]->type == HOST_WORK_SELF)
+            works[i]->type = HOST_WORK_SEND;
+    leave_all(works, entered);
+    int failed = 0;
+    for (int i = 0; i < n; i++)
+        failed |= works[i]->child != NULL && (!works[i]->done || works[i]->result);
+    for (int i = 0; i < n; i++)
+        dispose(works[i], code == ncclSuccess || (!failed && works[i]->child));
+    return code;
+}
+
+static void free_all(struct host_work **works, int n) {
+    for (int i = 0; i < n; i++)
+        free(works[i]);
+    free(works);
+}
+
+ncclResult_t host_group_end(void) {
+    if (!group.depth)
+        return host_fail(ncclInvalidUsage, "ncclGroupEnd: not in a group call.");
+    if (--group.depth)
+        return ncclSuccess;
+    /* The thread's group is closed before anything runs, so a failure leaves nothing open. */
+    struct host_work **works = group.works;
+    int n = group.n;
+    ncclResult_t code = group.error;
+    group.works = NULL;
+    group.n = group.room = 0;
+    group.error = ncclSuccess;
+    if (code)
+        for (int i = 0; i < n; i++)
+            dispose(works[i], 0);
+    else if (n)
+        code = run(works, n);
+    free_all(works, n);
+    return code;
+}
+
+static ncclResult_t run_now(struct host_work *w) {
+    if (w->type == HOST_WORK_INIT || w->type == HOST_WORK_SPLIT)
+        return run(&w, 1);
+    ncclResult_t code = host_comm_enter(w->comm, HOST_ROWS[w->call.kind].name);
+    if (code)
+        return code;
+    code = host_run(&w, 1);
+    host_comm_leave(w->comm);
+    return code;
+}
+
+static ncclResult_t queue(const struct host_work *w) {
+    struct host_work *kept = malloc(sizeof *kept);
+    if (kept && group.n == group.room) {
+        int room = group.room ? 2 * group.room : 16;
+        struct host_work **more = realloc(group.works, (size_t)room * sizeof *more);
+        if (more) {
+            group.works = more;
+            group.room = room;
+        }
+    }
+    if (!kept || group.n == group.room) {
+        free(kept);
+        return host_fail(ncclSystemError, "out of memory");
+    }
+    *kept = *w;
+    group.works[group.n++] = kept;
+    return ncclSuccess;
+}
+
+ncclResult_t host_group_submit(struct host_work *w) {
+    if (!group.depth)
+        return run_now(w);
+    ncclResult_t code = queue(w);
+    if (code)
+        dispose(w, 0);
+    return host_group_poison(code);
+}

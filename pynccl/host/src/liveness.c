@@ -1,0 +1,236 @@
+/* Diagnosis of a stalled work: dead, departed and aborted peers, ranks that this very thread would have to
+ * serve, timeouts, and the warning after ten seconds.
+ *
+ * A peer that left fails this rank only if this rank needs something that the peer has not published. A
+ * rank publishes first and leaves afterwards, so the order here is: see that it left, then look once more
+ * whether something is missing.
+ *
+ * Apart from the timeout an error needs proof. Dead: the process is gone, a zombie, or another one with the
+ * same number. Unservable: the missing rank belongs to this process, and this process has no other thread
+ * that could make the call. The Python layer says how many threads could (pyncclHostSetThreads), because
+ * arithmetic libraries keep threads that never call anything; without it every thread counts.
+ *
+ * A rank that finds a dead peer writes that into the peer's seat, so the others need not look themselves.
+ */
+#include "liveness.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define WARN_NS UINT64_C(10000000000)
+
+static int (*_Atomic threads_hook)(void);
+
+void host_set_threads(int (*count)(void)) {
+    atomic_store(&threads_hook, count);
+}
+
+/* ---- processes ------------------------------------------------------------------------------------- */
+
+/* State letter and start time from /proc/PID/stat; 0 if there is no such process, -1 if it cannot be told. */
+static int read_stat(int pid, char *state, uint64_t *start) {
+    char path[64], text[1024];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return access("/proc/self/stat", R_OK) == 0 ? 0 : -1;
+    ssize_t got = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (got <= 0)
+        return 0;
+    text[got] = 0;
+    /* The command may contain anything; the last ")" ends it. Start time is field 22, state field 3. */
+    char *at = strrchr(text, ')');
+    if (!at || at[1] != ' ')
+        return -1;
+    *state = at[2];
+    at += 2;
+    for (int field = 3; field < 22 && at; field++)
+        at = strchr(at + 1, ' ');
+    *start = at ? strtoull(at, NULL, 10) : 0;
+    return 1;
+}
+
+uint64_t host_process_start(int pid) {
+    char state;
+    uint64_t start = 0;
+    return read_stat(pid, &state, &start) == 1 ? start : 0;
+}
+
+static int process_gone(int pid, uint64_t start) {
+    char state = 0;
+    uint64_t now = 0;
+    int got = read_stat(pid, &state, &now);
+    if (got <= 0)
+        return got == 0;
+    return state == 'Z' || state == 'X' || (start && now != start);
+}
+
+int host_threads(void) {
+    int (*hook)(void) = atomic_load(&threads_hook);
+    if (hook)
+        return hook();
+    int n = 0;
+    DIR *d = opendir("/proc/self/task");
+    for (struct dirent *e; d && (e = readdir(d)) != NULL;)
+        n += isdigit((unsigned char)e->d_name[0]) != 0;
+    if (d)
+        closedir(d);
+    return n ? n : 2; /* unknown: claim nothing */
+}
+
+/* ---- texts ----------------------------------------------------------------------------------------- */
+
+void host_work_text(struct host_text *t, const struct host_work *w) {
+    switch (w->type) {
+    case HOST_WORK_COLLECTIVE:
+    case HOST_WORK_SPLIT:
+        host_text_add(t, "%s #%llu", HOST_ROWS[w->call.kind].name, (unsigned long long)w->u.collective.seq);
+        break;
+    case HOST_WORK_SEND:
+        host_text_add(t, "Send to rank %d", w->call.root);
+        break;
+    case HOST_WORK_RECV:
+        host_text_add(t, "Recv from rank %d", w->call.root);
+        break;
+    default:
+        host_text_add(t, "CommInitRank");
+    }
+}
+
+static int missing(const struct host_work *w, int from) {
+    switch (w->type) {
+    case HOST_WORK_COLLECTIVE:
+        return host_collective_missing(w, from);
+    case HOST_WORK_SPLIT:
+        return w->init ? -1 : host_collective_missing(w, from);
+    case HOST_WORK_SEND:
+    case HOST_WORK_RECV:
+        return host_message_missing(w, from);
+    default:
+        return -1; /* a creation watches its peers itself */
+    }
+}
+
+static void list_missing(struct host_text *t, const struct host_work *w) {
+    const struct host_map *map = w->comm->map;
+    int said = 0;
+    for (int r = missing(w, 0); r >= 0; r = missing(w, r + 1)) {
+        if (++said > 8)
+            continue;
+        host_text_add(t, "%srank %d (pid %d", said > 1 ? ", " : "", r, (int)host_seat(map, r)->pid);
+        uint64_t a = host_observe(&host_line(map, 0, r)->seq), b = host_observe(&host_line(map, 1, r)->seq);
+        host_text_add(t, ", its last collective is #%llu)", (unsigned long long)(a > b ? a : b));
+    }
+    if (said > 8)
+        host_text_add(t, " and %d more", said - 8);
+}
+
+/* ---- verdicts -------------------------------------------------------------------------------------- */
+
+static ncclResult_t left(struct host_work *w, int rank, enum host_state state, struct host_text *cause) {
+    static const char *const how[] = {
+        [HOST_FINALIZED] = "has finalized its communicator",
+        [HOST_DESTROYED] = "has destroyed its communicator",
+        [HOST_EXITED] = "has exited",
+        [HOST_ABORTED] = "has aborted its communicator",
+        [HOST_DEAD] = "has died",
+    };
+    const struct host_seat *seat = host_seat(w->comm->map, rank);
+    char buffer[HOST_TEXT];
+    struct host_text t = {buffer, sizeof buffer, 0};
+    host_work_text(&t, w);
+    if (state == HOST_BROKEN) {
+        host_text_add(cause, "%s", seat->text);
+        host_text_add(&t, ": rank %d (pid %d) gave up: %s", rank, (int)seat->pid, seat->text);
+        return host_fail((ncclResult_t)seat->code, "%s", buffer);
+    }
+    host_text_add(&t, ": rank %d (pid %d) %s", rank, (int)seat->pid, how[state]);
+    if (state != HOST_DEAD)
+        host_text_add(&t, " without making this call");
+    host_text_add(cause, "%s", buffer);
+    return host_fail(ncclRemoteError, "%s", buffer);
+}
+
+/* Will this thread come to serve that rank, once it can? */
+static int driven_here(const struct host_work *w, int rank, struct host_work *const *all, int n) {
+    for (int i = 0; i < n; i++)
+        if (!all[i]->done && all[i]->comm->map == w->comm->map && all[i]->comm->rank == rank)
+            return 1;
+    return 0;
+}
+
+static ncclResult_t unservable(struct host_work *w, int rank, struct host_text *cause) {
+    char buffer[HOST_TEXT];
+    struct host_text t = {buffer, sizeof buffer, 0};
+    host_work_text(&t, w);
+    host_text_add(&t,
+        ": rank %d waits for rank %d, which only this thread could serve (pid %d has no other): put the calls "
+        "of all ranks of one thread between ncclGroupStart and ncclGroupEnd",
+        w->comm->rank, rank, (int)getpid());
+    host_text_add(cause, "%s", buffer);
+    return host_fail(ncclInvalidUsage, "%s", buffer);
+}
+
+static ncclResult_t too_late(struct host_work *w, uint64_t waited, struct host_text *cause) {
+    char buffer[HOST_TEXT];
+    struct host_text t = {buffer, sizeof buffer, 0};
+    host_work_text(&t, w);
+    host_text_add(&t, ": rank %d timed out after %.3g s waiting for ", w->comm->rank, (double)waited * 1e-9);
+    list_missing(&t, w);
+    host_text_add(cause, "%s", buffer);
+    return host_fail(ncclTimeout, "%s", buffer);
+}
+
+static void warn(struct host_work *w) {
+    char buffer[HOST_TEXT];
+    struct host_text t = {buffer, sizeof buffer, 0};
+    host_work_text(&t, w);
+    host_text_add(&t, ": rank %d has waited 10 s for ", w->comm->rank);
+    list_missing(&t, w);
+    host_notice("%s", buffer);
+    w->warned = 1;
+}
+
+/* The state of a rank, after looking at its process if it is its turn. */
+static enum host_state state_of(struct host_seat *seat, int look) {
+    enum host_state state = (enum host_state)host_observe32(&seat->state);
+    if (state <= HOST_ACTIVE && look && seat->pid != (int)getpid() && process_gone(seat->pid, seat->start)) {
+        /* It may have departed properly just before it died. */
+        host_claim32(&seat->state, HOST_ACTIVE, HOST_DEAD);
+        state = (enum host_state)host_observe32(&seat->state);
+    }
+    return state;
+}
+
+ncclResult_t host_examine(struct host_work *w, const struct host_watch *watch, struct host_work *const *all,
+    int n, struct host_text *cause) {
+    struct host_map *map = w->comm->map;
+    int alone = 0, looked = 0;
+    if (w->since == 0)
+        w->since = watch->now;
+    for (int r = missing(w, 0); r >= 0; r = missing(w, r + 1)) {
+        struct host_seat *seat = host_seat(map, r);
+        int look = r >= watch->first && looked < watch->look;
+        looked += look;
+        enum host_state state = state_of(seat, look);
+        if (state > HOST_ACTIVE && missing(w, r) == r)
+            return left(w, r, state, cause);
+        if (look && seat->pid == (int)getpid() && !driven_here(w, r, all, n)) {
+            alone = alone ? alone : host_threads();
+            if (alone == 1)
+                return unservable(w, r, cause);
+        }
+    }
+    uint64_t waited = watch->now - w->since;
+    if (waited > w->comm->timeout && missing(w, 0) >= 0)
+        return too_late(w, waited, cause);
+    if (waited > WARN_NS && !w->warned && missing(w, 0) >= 0)
+        warn(w);
+    return ncclSuccess;
+}

@@ -1,0 +1,26 @@
+/* Is a rank that is waited for still able to answer? See liveness.c. */
+#ifndef PYNCCL_HOST_LIVENESS_H
+#define PYNCCL_HOST_LIVENESS_H
+
+#include "work.h"
+
+/* When a process began, as /proc knows it; 0 if it cannot be told. Together with the pid it names a process
+ * even if the pid is used again. */
+uint64_t host_process_start(int pid);
+
+/* Threads of this process that could make a call: the hook's answer, or all there are. */
+int host_threads(void);
+
+struct host_watch {
+    uint64_t now;
+    int look;  /* how many processes may be looked at, which costs system calls; 0: not this time */
+    int first; /* rank to begin with, so that all have their turn */
+};
+
+/* A stalled work: is there proof that it can never go on, or has it waited long enough? Success if neither;
+ * otherwise the code, with its text recorded, and in `cause` what the peers are to be told. `all` is
+ * everything that this thread drives. */
+ncclResult_t host_examine(struct host_work *w, const struct host_watch *watch, struct host_work *const *all,
+    int n, struct host_text *cause);
+
+#endif

@@ -1,0 +1,113 @@
+/* Work: one queued operation as a state machine, and the loop that drives a set of them.
+ *
+ * Every type of work has a step function that never blocks and a function that names the ranks it waits
+ * for. One loop (engine.c) drives them all, so one thread can serve several ranks, and the messages of a
+ * group progress together.
+ */
+#ifndef PYNCCL_HOST_WORK_H
+#define PYNCCL_HOST_WORK_H
+
+#include "call.h"
+
+enum host_step {
+    HOST_STALLED, /* nothing could be done: somebody else must publish first */
+    HOST_MOVED,   /* something was done or published */
+    HOST_FINISHED,
+    HOST_FAILED, /* work->result and the text of host_fail say why */
+};
+
+enum host_type { HOST_WORK_COLLECTIVE, HOST_WORK_SEND, HOST_WORK_RECV, HOST_WORK_SELF, HOST_WORK_INIT, HOST_WORK_SPLIT };
+
+struct host_collective {
+    uint64_t seq, print;
+    int me, nranks;
+    int phase;
+    int arrived; /* ranks below have been seen at seq */
+    int differs;
+    int one_shot;
+    /* the pipeline: see collective.c */
+    uint64_t base;          /* the first chunk's number */
+    uint64_t chunks;        /* how many */
+    uint64_t in, red, out;  /* chunks done, counted from base */
+    size_t piece;           /* bytes of each block that one chunk holds */
+    int at_in, at_red, at_out; /* where the last look at the peers' gears stopped */
+};
+
+struct host_message {
+    uint64_t number, print;
+    size_t done; /* bytes */
+    uint64_t peer_print;
+    int begun, matched;
+};
+
+struct host_init; /* rendezvous.c */
+
+/* What a rank says about its split, and what it hears from the others. */
+struct host_wish {
+    int32_t color, key;
+    uint8_t id[HOST_ID]; /* for the child that this rank would be the first of */
+};
+
+
+struct host_work {
+    enum host_type type;
+    int done;
+    ncclResult_t result;
+    uint32_t serial;          /* of comm, when this was queued */
+    struct ncclComm *comm;    /* for INIT: the one being created */
+    struct host_work *before; /* must be done first */
+    uint64_t since;           /* when the loop first found it stalled; 0: not yet */
+    int warned;
+    struct host_call call;
+    union {
+        struct host_collective collective;
+        struct host_message message;
+    } u;
+    struct host_init *init;     /* INIT, and the second half of SPLIT */
+    struct ncclComm **newcomm;  /* INIT and SPLIT: where the handle goes */
+    struct host_wish *wishes;   /* SPLIT: one a rank, and this rank's own behind them */
+    struct ncclComm *child;     /* INIT: the same as comm; SPLIT: what is being created */
+};
+
+/* ---- the types of work ---- */
+
+enum host_step host_collective_step(struct host_work *w);
+enum host_step host_send_step(struct host_work *w);
+enum host_step host_recv_step(struct host_work *w);
+enum host_step host_split_step(struct host_work *w);
+enum host_step host_init_step(struct host_work *w);
+
+/* The lowest rank >= from that this work waits for, or -1. */
+int host_collective_missing(const struct host_work *w, int from);
+int host_message_missing(const struct host_work *w, int from);
+int host_work_missing(const struct host_work *w, int from);
+
+/* Fill w with a split of c; 0 if there is no memory. */
+int host_split_fill(struct host_work *w, struct ncclComm *c, int color, int key);
+
+/* "AllReduce #17". */
+void host_work_text(struct host_text *t, const struct host_work *w);
+
+/* ---- creation (rendezvous.c) ---- */
+
+/* The communicator must be new; it stays the caller's. `timeout` in ns. NULL if there is no memory. */
+struct host_init *host_init_new(struct ncclComm *c, int nranks, int rank, const uint8_t id[HOST_ID],
+    uint64_t timeout);
+void host_init_free(struct host_init *init);
+/* The descriptor to poll while the creation waits, or -1. */
+int host_init_fd(const struct host_init *init);
+
+/* ---- the loop (engine.c) ---- */
+
+/* Drive n works to their ends. The first failure's code, whose text is the thread's last; every work has
+ * its own result. Failed communicators are broken. The communicators must have been entered. */
+ncclResult_t host_run(struct host_work **works, int n);
+
+/* Hooks and defaults of the process or thread. */
+void host_set_interrupt(int (*hook)(void));
+void host_set_threads(int (*count)(void));
+void host_set_init_timeout(double seconds);
+double host_init_timeout(void);
+uint64_t host_timeout_ns(double seconds);
+
+#endif
