@@ -6,9 +6,11 @@ import os as _os
 
 try:
     from ._buffer import Buffer
-    from ._comm import Communicator, UniqueId, init, init_all, library, unique_id, version_code
+    from ._comm import Communicator
     from ._group import Group, group
+    from ._init import init, init_all
     from ._nccl import Library
+    from ._uid import UniqueId, library, unique_id, version_code
 except ImportError as error:
     # An uncompiled source tree on sys.path hides an installed package; nobody guesses that.
     if _os.path.exists(_os.path.join(_os.path.dirname(__file__), "_nccl.pyx")) and (

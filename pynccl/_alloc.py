@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
+from ._buffer import Buffer
+
 TYPE_CHECKING = False  # typing itself is too slow to import for that
 if TYPE_CHECKING:
     from typing import Any
@@ -33,29 +37,23 @@ def result(verb: str, x: Any, nranks: int, takes_blocks: bool, gives_blocks: boo
     TypeError
         Nothing is known of the library that `x` belongs to.
     """
-    x = getattr(x, "obj", x) if type(x).__module__ == "pynccl._buffer" else x
-    shape = _shape(x)
-    if takes_blocks:
-        if not shape or shape[0] != nranks:
-            raise ValueError(_first_axis(verb, shape, nranks))
-        if not gives_blocks:
-            shape = shape[1:]
-    elif gives_blocks:
-        shape = (nranks, *shape)
-    make = _maker(type(x))
+    kind = type(x)
+    if kind is Buffer:
+        x = x.obj
+        kind = type(x)
+    make = _KNOWN.get(kind) or _maker(kind)
     if make is None:
         raise TypeError(
-            f"{verb}: cannot allocate a result like a {type(x).__module__}."
-            f"{type(x).__qualname__}; pass out="
+            f"{verb}: cannot allocate a result like a {kind.__module__}.{kind.__qualname__}; pass out="
         )
-    return make(x, shape)
-
-
-def _shape(x: Any) -> tuple[int, ...]:
-    shape = getattr(x, "shape", None)
-    if shape is None:
-        return (len(x),)
-    return tuple(int(extent) for extent in shape)
+    if not (takes_blocks or gives_blocks):
+        return make(x, None)
+    shape = x.shape if hasattr(x, "shape") else (len(x),)
+    if takes_blocks:
+        if not shape or shape[0] != nranks:
+            raise ValueError(_first_axis(verb, tuple(shape), nranks))
+        return make(x, shape if gives_blocks else shape[1:])
+    return make(x, (nranks, *shape))
 
 
 def _first_axis(verb: str, shape: tuple[int, ...], nranks: int) -> str:
@@ -69,47 +67,50 @@ def _first_axis(verb: str, shape: tuple[int, ...], nranks: int) -> str:
 
 
 def _maker(kind: type) -> Any:
-    """Find the allocator for a type, by the name of the module that defines it or a base."""
+    """Find the allocator of a type, by the name of the module that defines it or a base."""
     for base in kind.__mro__:
         make = _MAKERS.get((base.__module__.partition(".")[0], base.__name__))
         if make is not None:
+            _KNOWN[kind] = make
             return make
     return None
 
 
-def _numpy(x: Any, shape: tuple[int, ...]) -> Any:
-    import numpy
-
-    order = "F" if x.flags.f_contiguous and not x.flags.c_contiguous else "C"
-    return numpy.empty(shape, x.dtype, order=order if shape == x.shape else "C")
+# Each makes an array like `x` of the given shape, or of x's own if that is None.
 
 
-def _numba(x: Any, shape: tuple[int, ...]) -> Any:
+def _numpy(x: Any, shape: Any) -> Any:
+    numpy = sys.modules["numpy"]
+    return numpy.empty_like(x, subok=False) if shape is None else numpy.empty(shape, x.dtype)
+
+
+def _numba(x: Any, shape: Any) -> Any:
     from numba import cuda
 
-    return cuda.device_array(shape, x.dtype)
+    return cuda.device_array(x.shape if shape is None else shape, x.dtype)
 
 
-def _cupy(x: Any, shape: tuple[int, ...]) -> Any:
-    import cupy
-
+def _cupy(x: Any, shape: Any) -> Any:
+    cupy = sys.modules["cupy"]
     with x.device:
-        return cupy.empty(shape, x.dtype)
+        return cupy.empty_like(x) if shape is None else cupy.empty(shape, x.dtype)
 
 
-def _torch(x: Any, shape: tuple[int, ...]) -> Any:
-    return x.new_empty(shape)
+def _torch(x: Any, shape: Any) -> Any:
+    torch = sys.modules["torch"]
+    return torch.empty_like(x.detach()) if shape is None else x.new_empty(shape)
 
 
-def _array(x: Any, shape: tuple[int, ...]) -> Any:
-    return type(x)(x.typecode, bytes(_product(shape) * x.itemsize))
+def _array(x: Any, shape: Any) -> Any:
+    return type(x)(x.typecode, bytes(_product(shape or (len(x),)) * x.itemsize))
 
 
-def _bytearray(x: Any, shape: tuple[int, ...]) -> Any:
-    return bytearray(_product(shape))
+def _bytearray(x: Any, shape: Any) -> Any:
+    return bytearray(len(x) if shape is None else _product(shape))
 
 
-def _memoryview(x: Any, shape: tuple[int, ...]) -> Any:
+def _memoryview(x: memoryview, shape: Any) -> Any:
+    shape = x.shape if shape is None else shape
     flat = memoryview(bytearray(_product(shape) * x.itemsize))
     return flat.cast(x.format, list(shape)) if shape else flat.cast(x.format)
 
@@ -124,7 +125,7 @@ def _product(shape: tuple[int, ...]) -> int:
 # By (top-level module, class name): no library is imported to recognise its arrays.
 _MAKERS = {
     ("numpy", "ndarray"): _numpy,
-    ("numpy", "generic"): lambda x, shape: __import__("numpy").empty(shape, x.dtype),
+    ("numpy", "generic"): _numpy,
     ("numba", "DeviceNDArrayBase"): _numba,
     ("numba", "FakeCUDAArray"): _numba,
     ("cupy", "ndarray"): _cupy,
@@ -134,3 +135,4 @@ _MAKERS = {
     ("builtins", "bytearray"): _bytearray,
     ("builtins", "memoryview"): _memoryview,
 }
+_KNOWN: dict[type, Any] = {}

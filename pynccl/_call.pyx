@@ -52,20 +52,19 @@ cdef void row(Kind kind, const char *verb, const char *function, Use send, Use r
                             root, in_place)
 
 
-#   kind            verb               C function            send     recv     blocks in   op     root     in place
-#                                                                              send recv
-row(ALL_REDUCE,     "all_reduce",      "ncclAllReduce",      ALWAYS,  ALWAYS,  0,   0,     1,     NULL,    SAME)
-row(REDUCE,         "reduce",          "ncclReduce",         ALWAYS,  AT_ROOT, 0,   0,     1,     "root",  SAME)
-row(BROADCAST,      "broadcast",       "ncclBroadcast",      AT_ROOT, ALWAYS,  0,   0,     0,     "root",  SAME)
-row(ALL_GATHER,     "all_gather",      "ncclAllGather",      ALWAYS,  ALWAYS,  0,   1,     0,     NULL,    IN_RECV)
-row(REDUCE_SCATTER, "reduce_scatter",  "ncclReduceScatter",  ALWAYS,  ALWAYS,  1,   0,     1,     NULL,    IN_SEND)
-row(ALL_TO_ALL,     "all_to_all",      "ncclAlltoAll",       ALWAYS,  ALWAYS,  1,   1,     0,     NULL,    NOWHERE)
-row(GATHER,         "gather",          "ncclGather",         ALWAYS,  AT_ROOT, 0,   1,     0,     "root",  IN_RECV)
-row(SCATTER,        "scatter",         "ncclScatter",        AT_ROOT, ALWAYS,  1,   0,     0,     "root",  IN_SEND)
-row(SEND,           "send",            "ncclSend",           ALWAYS,  NEVER,   0,   0,     0,     "peer",  NOWHERE)
-row(RECV,           "recv",            "ncclRecv",           NEVER,   ALWAYS,  0,   0,     0,     "peer",  NOWHERE)
-row(SEND_TO,        "send_recv",       "ncclSend",           ALWAYS,  NEVER,   0,   0,     0,     "dest",  NOWHERE)
-row(RECV_FROM,      "send_recv",       "ncclRecv",           NEVER,   ALWAYS,  0,   0,     0,     "source", NOWHERE)
+#   kind            verb              C function           send     recv     blocks op root      in place
+row(ALL_REDUCE,     "all_reduce",     "ncclAllReduce",     ALWAYS,  ALWAYS,  0, 0,  1, NULL,     SAME)
+row(REDUCE,         "reduce",         "ncclReduce",        ALWAYS,  AT_ROOT, 0, 0,  1, "root",   SAME)
+row(BROADCAST,      "broadcast",      "ncclBroadcast",     AT_ROOT, ALWAYS,  0, 0,  0, "root",   SAME)
+row(ALL_GATHER,     "all_gather",     "ncclAllGather",     ALWAYS,  ALWAYS,  0, 1,  0, NULL,     IN_RECV)
+row(REDUCE_SCATTER, "reduce_scatter", "ncclReduceScatter", ALWAYS,  ALWAYS,  1, 0,  1, NULL,     IN_SEND)
+row(ALL_TO_ALL,     "all_to_all",     "ncclAlltoAll",      ALWAYS,  ALWAYS,  1, 1,  0, NULL,     NOWHERE)
+row(GATHER,         "gather",         "ncclGather",        ALWAYS,  AT_ROOT, 0, 1,  0, "root",   IN_RECV)
+row(SCATTER,        "scatter",        "ncclScatter",       AT_ROOT, ALWAYS,  1, 0,  0, "root",   IN_SEND)
+row(SEND,           "send",           "ncclSend",          ALWAYS,  NEVER,   0, 0,  0, "peer",   NOWHERE)
+row(RECV,           "recv",           "ncclRecv",          NEVER,   ALWAYS,  0, 0,  0, "peer",   NOWHERE)
+row(SEND_TO,        "send_recv",      "ncclSend",          ALWAYS,  NEVER,   0, 0,  0, "dest",   NOWHERE)
+row(RECV_FROM,      "send_recv",      "ncclRecv",          NEVER,   ALWAYS,  0, 0,  0, "source", NOWHERE)
 
 
 cdef const Spec *spec_of(Kind kind) noexcept nogil:

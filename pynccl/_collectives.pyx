@@ -14,9 +14,21 @@ from pynccl._call cimport (
     REDUCE_SCATTER,
     SCATTER,
     SEND,
+    UserOp,
 )
-from pynccl._nccl cimport CommBase
+from pynccl._elem cimport ELEM_FLOAT, ELEM_INT, ElemType, elem_of
+from pynccl._nccl cimport (
+    CommBase,
+    ncclDataType_t,
+    ncclRedOp_t,
+    ncclResult_t,
+    ncclScalarHostImmediate,
+    ncclSuccess,
+)
 
+import weakref
+
+from pynccl import _scalar
 from pynccl.enums import ReduceOp
 
 cdef object SUM = ReduceOp.SUM
@@ -29,6 +41,10 @@ cdef class Collectives(CommBase):
     library that offers ``__cuda_array_interface__``, DLPack, the buffer protocol or
     ``__array_interface__``; they must be contiguous.  With `out` given, only sizes count.
     """
+
+    def __cinit__(self):
+        self.ops = weakref.WeakSet()
+        self.retired = []
 
     def all_reduce(self, x, out=None, op=SUM, *, stream=None, dtype=None):
         """Reduce across ranks and leave the result on all of them.
@@ -61,10 +77,6 @@ cdef class Collectives(CommBase):
             An array is not contiguous, or `out` is read-only.
         NCCLError
             The library reported a failure.
-
-        See Also
-        --------
-        reduce : Only the root receives the result.
 
         Notes
         -----
@@ -104,10 +116,6 @@ cdef class Collectives(CommBase):
         ------
         TypeError, ValueError, BufferError, NCCLError
             As for `all_reduce`; ``ValueError`` also when `root` is not a rank.
-
-        See Also
-        --------
-        all_reduce : Every rank receives the result.
 
         Notes
         -----
@@ -182,10 +190,6 @@ cdef class Collectives(CommBase):
         TypeError, ValueError, BufferError, NCCLError
             As for `all_reduce`.
 
-        See Also
-        --------
-        gather : Only the root receives the blocks.
-
         Notes
         -----
         C function: ``ncclAllGather``, NCCL 2.0.  In place when `x` is ``out[rank]``.
@@ -225,10 +229,6 @@ cdef class Collectives(CommBase):
         ------
         TypeError, ValueError, BufferError, NCCLError
             As for `all_reduce`; ``ValueError`` also when `x` is not n blocks.
-
-        See Also
-        --------
-        all_reduce : Every rank receives every block.
 
         Notes
         -----
@@ -304,10 +304,6 @@ cdef class Collectives(CommBase):
         TypeError, ValueError, BufferError, NCCLError
             As for `all_reduce`; ``ValueError`` also when `root` is not a rank.
 
-        See Also
-        --------
-        all_gather : Every rank receives the blocks.
-
         Notes
         -----
         C function: ``ncclGather``, NCCL 2.28; grouped sends and receives before.  In place when
@@ -382,10 +378,6 @@ cdef class Collectives(CommBase):
         TypeError, ValueError, BufferError, NCCLError
             As for `all_reduce`; ``ValueError`` also when `peer` is not a rank.
 
-        See Also
-        --------
-        send_recv : Send and receive at once.
-
         Notes
         -----
         C function: ``ncclSend``, NCCL 2.7.
@@ -425,10 +417,6 @@ cdef class Collectives(CommBase):
         ------
         TypeError, ValueError, BufferError, NCCLError
             As for `all_reduce`; ``ValueError`` also when `peer` is not a rank.
-
-        See Also
-        --------
-        send_recv : Send and receive at once.
 
         Notes
         -----
@@ -486,3 +474,97 @@ cdef class Collectives(CommBase):
         array('i', [4])
         """
         return self.exchange(x, dest, out, dest if source is None else source, stream, dtype)
+
+    def barrier(self, *, stream=None):
+        """Wait until every rank has called it.
+
+        Parameters
+        ----------
+        stream : int or stream object, optional
+            Stream whose earlier work is waited for too, on a GPU.
+
+        Raises
+        ------
+        ValueError
+            Called inside a group.
+        NCCLError
+            The library reported a failure.
+
+        Notes
+        -----
+        C function: ``ncclAllReduce`` of one element of the communicator's own, then a wait for the
+        stream.
+
+        Examples
+        --------
+        >>> import pynccl
+        >>> with pynccl.Communicator(1, pynccl.unique_id("host"), 0) as comm:
+        ...     comm.barrier()
+        """
+        self.meet(stream)
+
+    def premul_sum(self, scalar, dtype):
+        """Make an op that multiplies this rank's input by a scalar and sums the products.
+
+        Parameters
+        ----------
+        scalar : int or float
+            The factor; it may differ between ranks.
+        dtype : DataType or dtype_like
+            Type of the arrays; the scalar is rounded to it once.
+
+        Returns
+        -------
+        UserOp
+            For `op` of `all_reduce`, `reduce` and `reduce_scatter` of this communicator.
+
+        Raises
+        ------
+        TypeError
+            `dtype` is not one that NCCL reduces, or `scalar` is not a real number.
+        OverflowError
+            `scalar` does not fit in `dtype`.
+
+        Notes
+        -----
+        C function: ``ncclRedOpCreatePreMulSum``, NCCL 2.11.
+
+        Examples
+        --------
+        >>> import array, pynccl
+        >>> with pynccl.Communicator(1, pynccl.unique_id("host"), 0) as comm:
+        ...     half = comm.premul_sum(0.5, "float64")
+        ...     comm.all_reduce(array.array("d", [4.0]), op=half)
+        array('d', [2.0])
+        """
+        cdef const ElemType *elem = elem_of(dtype)
+        cdef ncclRedOp_t code
+        cdef ncclResult_t result
+        cdef bytes raw
+        cdef char *data
+        cdef UserOp op
+        self.ready(b"premul_sum")
+        if elem.kind != ELEM_INT and elem.kind != ELEM_FLOAT or elem.nccl < 0:
+            raise TypeError(f"premul_sum: {elem.name.decode()} cannot be multiplied and summed")
+        raw = _scalar.pack(scalar, elem.name.decode())
+        data = raw
+        self.destroy_retired()
+        with nogil:
+            result = self.api.ncclRedOpCreatePreMulSum(
+                &code, data, <ncclDataType_t>elem.nccl, ncclScalarHostImmediate, self.handle)
+        if result != ncclSuccess:
+            self.settle(result, b"ncclRedOpCreatePreMulSum")
+        op = UserOp.__new__(UserOp)
+        op.code = <int>code
+        op.comm = <void *>self
+        op.elem = elem
+        op.scalar = scalar
+        op.retired = self.retired
+        self.ops.add(op)
+        return op
+
+    cdef int destroy_retired(self) except -1:
+        # An op's finaliser may run on any thread at any time; the C call must not.
+        while self.retired:
+            self.api.ncclRedOpDestroy(<ncclRedOp_t><int>self.retired.pop(), self.handle)
+        return 0

@@ -9,14 +9,9 @@ cdef class Communicator(Collectives):
     cdef int color, key
     cdef ncclConfig_t config
     cdef int device_index           # -1: the current one
-    cdef object ops                 # weak set of the UserOps made here
-    cdef list retired               # codes of UserOps that are gone, not yet destroyed in C
-    cdef void *token                # the barrier's own element
-    cdef unsigned char host_token
 
     cdef int born_now(self) except -1
     cdef int read_back(self) except -1
     cdef int leave(self) except -1
-    cdef int destroy_retired(self) except -1
     cdef int create_in_thread(self) except -1
     cdef object destroy_in_thread(self, double patience)

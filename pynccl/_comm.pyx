@@ -5,149 +5,42 @@ communicator is a collective act in NCCL, so that only `close` does it.  An obje
 while open gives a warning; at exit the exit hook ends what is left, within a limit of time.
 """
 
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libc.stdint cimport uintptr_t
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcpy
 
-from pynccl._device cimport current_device, sync_stream, use_device
-from pynccl._elem cimport ELEM_FLOAT, ELEM_INT, ElemType, elem_of
-from pynccl._call cimport ALL_REDUCE, Call, UserOp, spec_of, stream_handle
+from pynccl._device cimport current_device, use_device
+from pynccl._call cimport UserOp
 from pynccl._nccl cimport (
     ABORTED,
     CLOSED,
     CREATING,
     OPEN,
     UNBORN,
-    CommBase,
     Library,
     NCCL_CONFIG_DEFAULT,
     NCCL_SPLIT_NOCOLOR,
-    PYNCCL_HOST_ID_MAGIC,
-    PYNCCL_HOST_ID_MAGIC_BYTES,
-    PYNCCL_HOST_ID_OFFSET,
-    cudaStream_t,
-    dispatch,
     failure,
     forks,
     load,
-    ncclDataType_t,
     ncclInProgress,
     ncclInvalidUsage,
     ncclComm_t,
-    ncclMax,
-    ncclRedOp_t,
     ncclResult_t,
-    ncclScalarHostImmediate,
     ncclSuccess,
-    ncclUint8,
     ncclUniqueId,
+    Recorder,
     recorder,
 )
 
 import atexit
 import operator
-import os
 import threading
 import warnings
 import weakref
 
-from pynccl import _config, _scalar
-from pynccl._group import group
+from pynccl import _config
+from pynccl._uid import UNIQUE_ID_BYTES, UniqueId
 from pynccl.errors import InvalidUsageError, NCCLTimeoutError
-
-UNIQUE_ID_BYTES = 128
-
-
-class UniqueId(bytes):
-    """The 128 bytes that name one communicator to be; made by `unique_id` on one rank.
-
-    They may travel as any bytes do: pickled, through a store, in a file.  An id serves one creation.
-
-    Parameters
-    ----------
-    raw : bytes-like
-        Exactly 128 bytes.
-
-    Raises
-    ------
-    TypeError
-        `raw` is not bytes-like.
-    ValueError
-        The length is wrong.
-    """
-
-    __slots__ = ()
-
-    def __new__(cls, raw):
-        if not isinstance(raw, (bytes, bytearray, memoryview)):
-            raise TypeError(
-                f"a unique id must be bytes, as unique_id() returns them, not {type(raw).__name__!r}"
-            )
-        raw = bytes(raw)
-        if len(raw) != UNIQUE_ID_BYTES:
-            raise ValueError(f"a unique id has {UNIQUE_ID_BYTES} bytes, not {len(raw)}")
-        return super().__new__(cls, raw)
-
-    def __reduce__(self):
-        return UniqueId, (bytes(self),)
-
-    @property
-    def kind(self):
-        """Which library made the id: "host" or "nccl"."""
-        return "host" if _made_by_host(self) else "nccl"
-
-    def __repr__(self):
-        return f"<UniqueId {self.kind} {self[:8].hex()}…>"
-
-    __str__ = __repr__
-
-
-cdef bint _made_by_host(object uid) except -1:
-    cdef const char *raw = uid
-    return memcmp(raw + PYNCCL_HOST_ID_OFFSET, PYNCCL_HOST_ID_MAGIC, PYNCCL_HOST_ID_MAGIC_BYTES) == 0
-
-
-def unique_id(library="auto"):
-    """Make the id for one new communicator; call it on one rank and share the result.
-
-    Parameters
-    ----------
-    library : {"auto", "nccl", "host"} or path, default: "auto"
-        Library that the communicator will use.
-
-    Returns
-    -------
-    UniqueId
-        128 bytes.
-
-    Raises
-    ------
-    LibraryNotFoundError
-        No such library could be loaded.
-    NCCLError
-        The library reported a failure.
-
-    Notes
-    -----
-    C function: ``ncclGetUniqueId``, NCCL 2.0.  On NCCL the process that called it must live until
-    the communicator is there.
-
-    Examples
-    --------
-    >>> import pynccl
-    >>> len(pynccl.unique_id("host"))
-    128
-    """
-    cdef Library lib = load(library)
-    cdef ncclUniqueId uid
-    cdef ncclResult_t result
-    memset(&uid, 0, sizeof(uid))
-    with nogil:
-        result = lib.api.ncclGetUniqueId(&uid)
-    if result != ncclSuccess:
-        raise failure(result, b"ncclGetUniqueId", lib.api, NULL, None)
-    return UniqueId(uid.internal[:UNIQUE_ID_BYTES])
-
 
 cdef class Communicator(Collectives):
     """A set of ranks that communicate; this object is one of them.
@@ -202,8 +95,6 @@ cdef class Communicator(Collectives):
         self.state = UNBORN
         self.born = forks()
         self.device_index = -1
-        self.ops = weakref.WeakSet()
-        self.retired = []
         self.config = NCCL_CONFIG_DEFAULT
         self.at.comm = <void *>self
 
@@ -241,11 +132,10 @@ cdef class Communicator(Collectives):
 
     cdef int born_now(self) except -1:
         """Create now, or queue the creation in the open group."""
-        cdef ncclResult_t result
+        cdef Recorder group = recorder()
         self.api = self.library.api
         self.at.host = self.library.kind == "host"
         self.at.version = self.library.version
-        group = recorder()
         if group is not None:
             group.record_creation(self)
             self.state = CREATING
@@ -384,130 +274,6 @@ cdef class Communicator(Collectives):
     def __reduce__(self):
         raise TypeError("a Communicator cannot be pickled: share a unique_id and create it on each rank")
 
-    # ---- more calls
-
-    def barrier(self, *, stream=None):
-        """Wait until every rank has called it.
-
-        Parameters
-        ----------
-        stream : int or stream object, optional
-            Stream whose earlier work is waited for too, on a GPU.
-
-        Raises
-        ------
-        ValueError
-            Called inside a group.
-        NCCLError
-            The library reported a failure.
-
-        Notes
-        -----
-        C function: ``ncclAllReduce`` of one element of the communicator's own, then a wait for the
-        stream.
-
-        Examples
-        --------
-        >>> import pynccl
-        >>> with pynccl.Communicator(1, pynccl.unique_id("host"), 0) as comm:
-        ...     comm.barrier()
-        """
-        cdef Call call
-        cdef ncclResult_t result
-        self.ready(b"barrier")
-        if recorder() is not None:
-            raise ValueError("barrier: it waits, and nothing runs before the group ends; call it after")
-        memset(&call, 0, sizeof(call))
-        call.spec = spec_of(ALL_REDUCE)
-        call.stream = <void *>stream_handle(b"barrier", stream)
-        call.count = 1
-        call.dtype = ncclUint8
-        call.op = ncclMax
-        if self.at.host:
-            call.send = call.recv = &self.host_token
-        else:
-            if self.token is NULL:
-                self.library.needs(b"ncclMemAlloc")
-                with nogil:
-                    result = self.api.ncclMemAlloc(&self.token, 1)
-                if result != ncclSuccess:
-                    raise failure(result, b"ncclMemAlloc", self.api, self.handle, self.at.rank)
-            call.send = call.recv = self.token
-        self.busy += 1
-        with nogil:
-            result = dispatch(self.api, self.handle, &self.at, &call)
-        self.busy -= 1
-        if result != ncclSuccess:
-            self.settle(result, call.spec.function)
-        if not self.at.host:
-            sync_stream(<uintptr_t>call.stream)
-
-    def premul_sum(self, scalar, dtype):
-        """Make an op that multiplies this rank's input by a scalar and sums the products.
-
-        Parameters
-        ----------
-        scalar : int or float
-            The factor; it may differ between ranks.
-        dtype : DataType or dtype_like
-            Type of the arrays; the scalar is rounded to it once.
-
-        Returns
-        -------
-        UserOp
-            For `op` of `all_reduce`, `reduce` and `reduce_scatter` of this communicator.
-
-        Raises
-        ------
-        TypeError
-            `dtype` is not one that NCCL reduces, or `scalar` is not a real number.
-        OverflowError
-            `scalar` does not fit in `dtype`.
-
-        Notes
-        -----
-        C function: ``ncclRedOpCreatePreMulSum``, NCCL 2.11.
-
-        Examples
-        --------
-        >>> import array, pynccl
-        >>> with pynccl.Communicator(1, pynccl.unique_id("host"), 0) as comm:
-        ...     half = comm.premul_sum(0.5, "float64")
-        ...     comm.all_reduce(array.array("d", [4.0]), op=half)
-        array('d', [2.0])
-        """
-        cdef const ElemType *elem = elem_of(dtype)
-        cdef ncclRedOp_t code
-        cdef ncclResult_t result
-        cdef bytes raw
-        cdef char *data
-        cdef UserOp op
-        self.ready(b"premul_sum")
-        if elem.kind != ELEM_INT and elem.kind != ELEM_FLOAT or elem.nccl < 0:
-            raise TypeError(f"premul_sum: {elem.name.decode()} cannot be multiplied and summed")
-        raw = _scalar.pack(scalar, elem.name.decode())
-        data = raw
-        self.destroy_retired()
-        with nogil:
-            result = self.api.ncclRedOpCreatePreMulSum(
-                &code, data, <ncclDataType_t>elem.nccl, ncclScalarHostImmediate, self.handle)
-        if result != ncclSuccess:
-            self.settle(result, b"ncclRedOpCreatePreMulSum")
-        op = UserOp.__new__(UserOp)
-        op.code = <int>code
-        op.comm = <void *>self
-        op.elem = elem
-        op.scalar = scalar
-        op.retired = self.retired
-        self.ops.add(op)
-        return op
-
-    cdef int destroy_retired(self) except -1:
-        # An op's finaliser may run on any thread at any time; the C call must not.
-        while self.retired:
-            self.api.ncclRedOpDestroy(<ncclRedOp_t><int>self.retired.pop(), self.handle)
-        return 0
-
     # ---- dividing
 
     def split(self, color, key=0, *, timeout=None):
@@ -609,7 +375,6 @@ cdef class Communicator(Collectives):
         else:
             result = <ncclResult_t><int>self.destroy_in_thread(
                 self.patience if timeout is None else _config.timeout(timeout))
-        handle = self.handle
         self.handle = NULL
         if result != ncclSuccess:
             raise failure(result, b"ncclCommDestroy", self.api, NULL, self.at.rank)
@@ -722,173 +487,6 @@ cdef int _integer(str name, object value) except? -1:
     return value
 
 
-def init_all(devices, *, timeout=None, library="auto"):
-    """Create one communicator per device, all of them in this thread.
-
-    Parameters
-    ----------
-    devices : int or sequence of int
-        CUDA devices in rank order, or how many to take; on the host library, numbers of slots.
-    timeout : float or timedelta, optional
-        As for `Communicator`.
-    library : {"auto", "nccl", "host"} or path, default: "auto"
-        Library to use.
-
-    Returns
-    -------
-    list of Communicator
-        In rank order.  Calls on several of them belong in one `group`.
-
-    Raises
-    ------
-    InvalidUsageError
-        A device is named twice, and ``NCCL_MULTI_RANK_GPU_ENABLE`` is not 1.
-    ValueError
-        There is no device in the list, or one is negative.
-    NCCLError
-        The library reported a failure.
-
-    Notes
-    -----
-    C functions: ``ncclCommInitRank`` in a group, as ``ncclCommInitAll`` does, NCCL 2.0.
-
-    Examples
-    --------
-    >>> import array, pynccl
-    >>> comms = pynccl.init_all(2, library="host")
-    >>> xs = [array.array("i", [1]), array.array("i", [2])]
-    >>> with pynccl.group():
-    ...     outs = [comm.all_reduce(x) for comm, x in zip(comms, xs)]
-    >>> outs
-    [array('i', [3]), array('i', [3])]
-    >>> for comm in comms:
-    ...     comm.close()
-    """
-    if isinstance(devices, int) and not isinstance(devices, bool):
-        devices = range(devices)
-    numbers = [_integer("device", device) for device in devices]
-    if not numbers:
-        raise ValueError("init_all: there must be at least one device")
-    for rank, device in enumerate(numbers):
-        first = numbers.index(device)
-        if first != rank and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
-            raise InvalidUsageError(
-                <int>ncclInvalidUsage, "init_all", None,
-                f"ranks {first} and {rank} are both on device {device}; "
-                f"set NCCL_MULTI_RANK_GPU_ENABLE=1 to allow it",
-            )
-    uid = unique_id(library)
-    with group():
-        comms = [
-            Communicator(len(numbers), uid, rank, device=device, timeout=timeout, library=library)
-            for rank, device in enumerate(numbers)
-        ]
-    return comms
-
-
-def init(*, timeout=None, library="auto"):
-    """Create the communicator of all ranks that a launcher has started.
-
-    Reads what ``pynccl run``, torchrun, mpiexec and srun put into the environment; without a
-    launcher it makes a communicator of one rank.  Device ``LOCAL_RANK`` becomes the current one.
-
-    Parameters
-    ----------
-    timeout : float or timedelta, optional
-        As for `Communicator`; it also limits the wait for the other ranks to be started.
-    library : {"auto", "nccl", "host"} or path, default: "auto"
-        Library to use; rank 0's choice counts for all.
-
-    Returns
-    -------
-    Communicator
-        This process's.
-
-    Raises
-    ------
-    ValueError
-        The environment is incomplete or contradicts itself.
-    NCCLTimeoutError
-        A rank did not come.
-    NCCLError
-        The library reported a failure, here or on rank 0.
-
-    Examples
-    --------
-    >>> import pynccl
-    >>> with pynccl.init(library="host") as comm:
-    ...     comm.nranks
-    1
-    """
-    from pynccl import _rendezvous
-
-    rank, nranks, local_rank, _ = _rendezvous.from_environ(os.environ)
-    patience = _config.timeout(timeout)
-    uid = UniqueId(_rendezvous.share(rank, nranks, lambda: unique_id(library), timeout=patience))
-    # A library that was only a default on this rank gives way to what rank 0 found.
-    if library is None or library == "auto":
-        library = uid.kind
-    return Communicator(nranks, uid, rank, device=local_rank, timeout=timeout, library=library)
-
-
-def library(name="auto"):
-    """Load a library, or say which one is loaded.
-
-    Parameters
-    ----------
-    name : {"auto", "nccl", "host"} or path, default: "auto"
-        As everywhere.
-
-    Returns
-    -------
-    Library
-        With its ``path``, ``kind``, ``version`` and ``missing`` functions.
-
-    Raises
-    ------
-    LibraryNotFoundError
-        No such library could be loaded.
-
-    Examples
-    --------
-    >>> import pynccl
-    >>> pynccl.library("host").kind
-    'host'
-    """
-    return load(name)
-
-
-def version_code(library="auto"):
-    """Return the library's version as NCCL codes it: 23203 is 2.32.3.
-
-    Parameters
-    ----------
-    library : {"auto", "nccl", "host"} or path, default: "auto"
-        Library to ask.
-
-    Returns
-    -------
-    int
-        The code.
-
-    Raises
-    ------
-    LibraryNotFoundError
-        No such library could be loaded.
-
-    Notes
-    -----
-    C function: ``ncclGetVersion``, NCCL 2.0.
-
-    Examples
-    --------
-    >>> import pynccl
-    >>> pynccl.version_code("host") >= 23200
-    True
-    """
-    return load(library).version
-
-
 # ---- the end of the process --------------------------------------------------------------------
 
 EXIT_SECONDS = 2.0
@@ -910,7 +508,6 @@ cdef int _watch_exit() except -1:
 def _at_exit():
     """End what is still open: quickly, without peers, and without touching the exit status."""
     cdef Communicator comm
-    cdef Library lib
     left = []
     for comm in list(_alive):
         if comm.born != forks() or comm.state != OPEN:

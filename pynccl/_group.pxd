@@ -28,6 +28,8 @@ cdef class Group(Recorder):
     cdef int append(self, Group plan) except -1
     cdef int launch(self) except -1
     cdef int claim(self) except -1
+    cdef void occupy(self, int by) noexcept
+    cdef int order(self) except -1
     cdef ncclResult_t create_and_run(self, Py_ssize_t *failed) except *
     cdef int report(self, ncclResult_t result, Py_ssize_t failed) except -1
     cdef int drop(self) except -1

@@ -5,8 +5,8 @@ the library's own group is opened and closed only around calls that were all che
 recorded stays: calling the group runs the same calls on the same memory again.
 """
 
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
-from cpython.object cimport PyObject
 from libc.stdint cimport uintptr_t
 
 from pynccl._buffer cimport BufferView, order_streams
@@ -217,45 +217,47 @@ cdef class Group(Recorder):
 
     cdef int claim(self) except -1:
         """Check that every communicator may be used now."""
-        for comm in self.comms:
-            (<CommBase>comm).ready(b"group")
+        cdef Py_ssize_t i
+        for i in range(PyList_GET_SIZE(self.comms)):
+            (<CommBase>PyList_GET_ITEM(self.comms, i)).ready(b"group")
         return 0
+
+    cdef void occupy(self, int by) noexcept:
+        """Mark the communicators as inside a call, or as out of it again."""
+        cdef Py_ssize_t i
+        for i in range(PyList_GET_SIZE(self.comms)):
+            (<CommBase>PyList_GET_ITEM(self.comms, i)).busy += by
 
     cdef int launch(self) except -1:
         cdef const nccl_api *api
-        cdef ncclResult_t result = ncclSuccess
-        cdef ncclResult_t end = ncclSuccess
-        cdef Py_ssize_t i = 0
-        cdef Py_ssize_t failed = -1
+        cdef const Step *steps = self.steps
+        cdef ncclResult_t result
         cdef Py_ssize_t count = self.count
-        cdef Step *steps = self.steps
-        cdef CommBase comm
-        cdef int k
+        cdef Py_ssize_t failed = -1
         if self.library is None:
             return 0
         self.claim()
         api = self.library.api
         if self.waits and not api.is_host:
-            for i in range(count):
-                for k in range(steps[i].call.n_after):
-                    order_streams(steps[i].call.after[k], <uintptr_t>steps[i].call.stream)
-        for comm in self.comms:
-            comm.busy += 1
-        try:
-            if count == 1 and not self.creations:
-                with nogil:
-                    result = dispatch(api, steps[0].comm[0], steps[0].at, &steps[0].call)
-                failed = 0
-            elif not self.creations:
-                with nogil:
-                    result = native(api, steps, count, &failed)
-            else:
-                result = self.create_and_run(&failed)
-        finally:
-            for comm in self.comms:
-                comm.busy -= 1
+            self.order()
+        if self.creations:
+            result = self.create_and_run(&failed)
+        else:
+            self.occupy(1)
+            with nogil:
+                result = native(api, steps, count, &failed)
+            self.occupy(-1)
         if result != ncclSuccess:
             self.report(result, failed)
+        return 0
+
+    cdef int order(self) except -1:
+        """Let the steps' streams wait for what the arrays' producers have queued by now."""
+        cdef Py_ssize_t i
+        cdef int k
+        for i in range(self.count):
+            for k in range(self.steps[i].call.n_after):
+                order_streams(self.steps[i].call.after[k], <uintptr_t>self.steps[i].call.stream)
         return 0
 
     cdef ncclResult_t create_and_run(self, Py_ssize_t *failed) except *:
@@ -264,8 +266,8 @@ cdef class Group(Recorder):
         cdef CommBase comm
         cdef Py_ssize_t i
         cdef list creations = self.creations
-        api.ncclGroupStart()
-        result = ncclSuccess
+        result = api.ncclGroupStart()
+        self.occupy(1)
         try:
             for comm in creations:
                 if result == ncclSuccess:
@@ -282,6 +284,7 @@ cdef class Group(Recorder):
             # The end is reached whatever happened, or the library's group would stay open.
             with nogil:
                 end = api.ncclGroupEnd()
+            self.occupy(-1)
         if result == ncclSuccess:
             result = end
             failed[0] = -1
@@ -318,9 +321,13 @@ cdef class Group(Recorder):
 cdef ncclResult_t native(const nccl_api *api, const Step *steps, Py_ssize_t count,
                          Py_ssize_t *failed) noexcept nogil:
     """Run the steps inside one group of the library; its end is reached also after a failure."""
-    cdef ncclResult_t result = api.ncclGroupStart()
-    cdef ncclResult_t end
+    cdef ncclResult_t result
     cdef Py_ssize_t i
+    if count == 1:
+        # A group of one is the call itself.
+        failed[0] = 0
+        return dispatch(api, steps[0].comm[0], steps[0].at, &steps[0].call)
+    result = api.ncclGroupStart()
     if result != ncclSuccess:
         return result
     for i in range(count):

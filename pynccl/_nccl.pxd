@@ -164,18 +164,18 @@ cdef extern from "_loader.h" nogil:
         void (*ncclResetDebugInit)() noexcept nogil
         ncclResult_t (*ncclSetEncryption)(const ncclEncryptionConfig_t*) noexcept nogil
         ncclResult_t (*ncclCommInitRank)(ncclComm_t*, int, ncclUniqueId, int) noexcept nogil
-        ncclResult_t (*ncclCommInitRankConfig)(ncclComm_t*, int, ncclUniqueId, int,
-            ncclConfig_t*) noexcept nogil
-        ncclResult_t (*ncclCommInitRankScalable)(ncclComm_t*, int, int, int, ncclUniqueId*,
-            ncclConfig_t*) noexcept nogil
+        ncclResult_t (*ncclCommInitRankConfig)(
+            ncclComm_t*, int, ncclUniqueId, int, ncclConfig_t*) noexcept nogil
+        ncclResult_t (*ncclCommInitRankScalable)(
+            ncclComm_t*, int, int, int, ncclUniqueId*, ncclConfig_t*) noexcept nogil
         ncclResult_t (*ncclCommInitAll)(ncclComm_t*, int, const int*) noexcept nogil
-        ncclResult_t (*ncclCommSplit)(ncclComm_t, int, int, ncclComm_t*,
-            ncclConfig_t*) noexcept nogil
-        ncclResult_t (*ncclCommShrink)(ncclComm_t, int*, int, ncclComm_t*, ncclConfig_t*,
-            int) noexcept nogil
+        ncclResult_t (*ncclCommSplit)(
+            ncclComm_t, int, int, ncclComm_t*, ncclConfig_t*) noexcept nogil
+        ncclResult_t (*ncclCommShrink)(
+            ncclComm_t, int*, int, ncclComm_t*, ncclConfig_t*, int) noexcept nogil
         ncclResult_t (*ncclCommGetUniqueId)(ncclComm_t, ncclUniqueId*) noexcept nogil
-        ncclResult_t (*ncclCommGrow)(ncclComm_t, int, const ncclUniqueId*, int, ncclComm_t*,
-            ncclConfig_t*) noexcept nogil
+        ncclResult_t (*ncclCommGrow)(
+            ncclComm_t, int, const ncclUniqueId*, int, ncclComm_t*, ncclConfig_t*) noexcept nogil
         ncclResult_t (*ncclCommRevoke)(ncclComm_t, int) noexcept nogil
         ncclResult_t (*ncclCommFinalize)(ncclComm_t) noexcept nogil
         ncclResult_t (*ncclCommDestroy)(ncclComm_t) noexcept nogil
@@ -191,57 +191,72 @@ cdef extern from "_loader.h" nogil:
         ncclResult_t (*ncclMemFree)(void*) noexcept nogil
         ncclResult_t (*ncclCommRegister)(const ncclComm_t, void*, size_t, void**) noexcept nogil
         ncclResult_t (*ncclCommDeregister)(const ncclComm_t, void*) noexcept nogil
-        ncclResult_t (*ncclCommWindowRegister)(ncclComm_t, void*, size_t, ncclWindow_t*,
-            int) noexcept nogil
+        ncclResult_t (*ncclCommWindowRegister)(
+            ncclComm_t, void*, size_t, ncclWindow_t*, int) noexcept nogil
         ncclResult_t (*ncclCommWindowDeregister)(ncclComm_t, ncclWindow_t) noexcept nogil
         ncclResult_t (*ncclWinGetUserPtr)(ncclComm_t, ncclWindow_t, void**) noexcept nogil
-        ncclResult_t (*ncclRedOpCreatePreMulSum)(ncclRedOp_t*, void*, ncclDataType_t,
-            ncclScalarResidence_t, ncclComm_t) noexcept nogil
+        ncclResult_t (*ncclRedOpCreatePreMulSum)(
+            ncclRedOp_t*, void*, ncclDataType_t, ncclScalarResidence_t, ncclComm_t) noexcept nogil
         ncclResult_t (*ncclRedOpDestroy)(ncclRedOp_t, ncclComm_t) noexcept nogil
-        ncclResult_t (*ncclAllReduce)(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t,
+        ncclResult_t (*ncclAllReduce)(
+            const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t,
+            cudaStream_t) noexcept nogil
+        ncclResult_t (*ncclReduce)(
+            const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, int, ncclComm_t,
+            cudaStream_t) noexcept nogil
+        ncclResult_t (*ncclBroadcast)(
+            const void*, void*, size_t, ncclDataType_t, int, ncclComm_t,
+            cudaStream_t) noexcept nogil
+        ncclResult_t (*ncclBcast)(
+            void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) noexcept nogil
+        ncclResult_t (*ncclAllGather)(
+            const void*, void*, size_t, ncclDataType_t, ncclComm_t, cudaStream_t) noexcept nogil
+        ncclResult_t (*ncclReduceScatter)(
+            const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t,
+            cudaStream_t) noexcept nogil
+        ncclResult_t (*ncclAlltoAll)(
+            const void*, void*, size_t, ncclDataType_t, ncclComm_t, cudaStream_t) noexcept nogil
+        ncclResult_t (*ncclGather)(
+            const void*, void*, size_t, ncclDataType_t, int, ncclComm_t,
+            cudaStream_t) noexcept nogil
+        ncclResult_t (*ncclScatter)(
+            const void*, void*, size_t, ncclDataType_t, int, ncclComm_t,
+            cudaStream_t) noexcept nogil
+        ncclResult_t (*ncclAllReduceConfig)(
+            const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t,
+            const ncclCollConfig_t*) noexcept nogil
+        ncclResult_t (*ncclReduceConfig)(
+            const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, int, ncclComm_t, cudaStream_t,
+            const ncclCollConfig_t*) noexcept nogil
+        ncclResult_t (*ncclBroadcastConfig)(
+            const void*, void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t,
+            const ncclCollConfig_t*) noexcept nogil
+        ncclResult_t (*ncclAllGatherConfig)(
+            const void*, void*, size_t, ncclDataType_t, ncclComm_t, cudaStream_t,
+            const ncclCollConfig_t*) noexcept nogil
+        ncclResult_t (*ncclReduceScatterConfig)(
+            const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t,
+            const ncclCollConfig_t*) noexcept nogil
+        ncclResult_t (*ncclAlltoAllConfig)(
+            const void*, void*, size_t, ncclDataType_t, ncclComm_t, cudaStream_t,
+            const ncclCollConfig_t*) noexcept nogil
+        ncclResult_t (*ncclGatherConfig)(
+            const void*, void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t,
+            const ncclCollConfig_t*) noexcept nogil
+        ncclResult_t (*ncclScatterConfig)(
+            const void*, void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t,
+            const ncclCollConfig_t*) noexcept nogil
+        ncclResult_t (*ncclSend)(
+            const void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) noexcept nogil
+        ncclResult_t (*ncclRecv)(
+            void*, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) noexcept nogil
+        ncclResult_t (*ncclPutSignal)(
+            const void*, size_t, ncclDataType_t, int, ncclWindow_t, size_t, int, int, unsigned int,
             ncclComm_t, cudaStream_t) noexcept nogil
-        ncclResult_t (*ncclReduce)(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, int,
-            ncclComm_t, cudaStream_t) noexcept nogil
-        ncclResult_t (*ncclBroadcast)(const void*, void*, size_t, ncclDataType_t, int, ncclComm_t,
-            cudaStream_t) noexcept nogil
-        ncclResult_t (*ncclBcast)(void*, size_t, ncclDataType_t, int, ncclComm_t,
-            cudaStream_t) noexcept nogil
-        ncclResult_t (*ncclAllGather)(const void*, void*, size_t, ncclDataType_t, ncclComm_t,
-            cudaStream_t) noexcept nogil
-        ncclResult_t (*ncclReduceScatter)(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t,
-            ncclComm_t, cudaStream_t) noexcept nogil
-        ncclResult_t (*ncclAlltoAll)(const void*, void*, size_t, ncclDataType_t, ncclComm_t,
-            cudaStream_t) noexcept nogil
-        ncclResult_t (*ncclGather)(const void*, void*, size_t, ncclDataType_t, int, ncclComm_t,
-            cudaStream_t) noexcept nogil
-        ncclResult_t (*ncclScatter)(const void*, void*, size_t, ncclDataType_t, int, ncclComm_t,
-            cudaStream_t) noexcept nogil
-        ncclResult_t (*ncclAllReduceConfig)(const void*, void*, size_t, ncclDataType_t,
-            ncclRedOp_t, ncclComm_t, cudaStream_t, const ncclCollConfig_t*) noexcept nogil
-        ncclResult_t (*ncclReduceConfig)(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t,
-            int, ncclComm_t, cudaStream_t, const ncclCollConfig_t*) noexcept nogil
-        ncclResult_t (*ncclBroadcastConfig)(const void*, void*, size_t, ncclDataType_t, int,
-            ncclComm_t, cudaStream_t, const ncclCollConfig_t*) noexcept nogil
-        ncclResult_t (*ncclAllGatherConfig)(const void*, void*, size_t, ncclDataType_t, ncclComm_t,
-            cudaStream_t, const ncclCollConfig_t*) noexcept nogil
-        ncclResult_t (*ncclReduceScatterConfig)(const void*, void*, size_t, ncclDataType_t,
-            ncclRedOp_t, ncclComm_t, cudaStream_t, const ncclCollConfig_t*) noexcept nogil
-        ncclResult_t (*ncclAlltoAllConfig)(const void*, void*, size_t, ncclDataType_t, ncclComm_t,
-            cudaStream_t, const ncclCollConfig_t*) noexcept nogil
-        ncclResult_t (*ncclGatherConfig)(const void*, void*, size_t, ncclDataType_t, int,
-            ncclComm_t, cudaStream_t, const ncclCollConfig_t*) noexcept nogil
-        ncclResult_t (*ncclScatterConfig)(const void*, void*, size_t, ncclDataType_t, int,
-            ncclComm_t, cudaStream_t, const ncclCollConfig_t*) noexcept nogil
-        ncclResult_t (*ncclSend)(const void*, size_t, ncclDataType_t, int, ncclComm_t,
-            cudaStream_t) noexcept nogil
-        ncclResult_t (*ncclRecv)(void*, size_t, ncclDataType_t, int, ncclComm_t,
-            cudaStream_t) noexcept nogil
-        ncclResult_t (*ncclPutSignal)(const void*, size_t, ncclDataType_t, int, ncclWindow_t,
-            size_t, int, int, unsigned int, ncclComm_t, cudaStream_t) noexcept nogil
-        ncclResult_t (*ncclSignal)(int, int, int, unsigned int, ncclComm_t,
-            cudaStream_t) noexcept nogil
-        ncclResult_t (*ncclWaitSignal)(int, ncclWaitSignalDesc_t*, ncclComm_t,
-            cudaStream_t) noexcept nogil
+        ncclResult_t (*ncclSignal)(
+            int, int, int, unsigned int, ncclComm_t, cudaStream_t) noexcept nogil
+        ncclResult_t (*ncclWaitSignal)(
+            int, ncclWaitSignalDesc_t*, ncclComm_t, cudaStream_t) noexcept nogil
         ncclResult_t (*ncclGroupStart)() noexcept nogil
         ncclResult_t (*ncclGroupEnd)() noexcept nogil
         ncclResult_t (*ncclGroupSimulateEnd)(ncclSimInfo_t*) noexcept nogil
@@ -306,6 +321,8 @@ cdef class CommBase:
     cdef int busy                   # calls that are inside the library now
     cdef double patience            # seconds that a wait may take
     cdef bint nonblocking
+    cdef void *token                # the barrier's own element, on the device
+    cdef unsigned char host_token   # the same for the host library
     cdef readonly Library library
     cdef object __weakref__
 
@@ -315,6 +332,7 @@ cdef class CommBase:
                     object stream, object dtype)
     cdef object exchange(self, object x, object dest, object out, object source,
                          object stream, object dtype)
+    cdef int meet(self, object stream) except -1
     cdef object output(self, Kind kind, object x, object root, object dtype)
     cdef int wait(self, const char *function) except -1
     cdef int settle(self, ncclResult_t result, const char *function) except -1

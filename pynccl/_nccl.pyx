@@ -10,6 +10,7 @@ from cpython.object cimport PyObject
 from libc.string cimport memset
 
 from pynccl._buffer cimport Ask, BufferView, order_streams, release, view
+from pynccl._device cimport sync_stream
 from pynccl._call cimport (
     ALL_GATHER,
     ALL_REDUCE,
@@ -30,6 +31,7 @@ from pynccl._call cimport (
     bind,
     disjoint,
     spec_of,
+    stream_handle,
     wants,
 )
 
@@ -157,12 +159,12 @@ cdef Library load(object choice):
     with _LOADING:
         library = _LIBRARIES.get(found.path)
         if library is None:
-            library = _open(found.path, found.kind)
+            library = _open(found.path)
             _LIBRARIES[found.path] = library
     return library
 
 
-cdef Library _open(str path, str kind):
+cdef Library _open(str path):
     cdef nccl_api *api = NULL
     cdef char error[1024]
     cdef bytes name = path.encode()
@@ -173,9 +175,7 @@ cdef Library _open(str path, str kind):
     with nogil:
         status = nccl_api_load(c_name, &api, error, sizeof(error))
     if status != 0:
-        raise LibraryNotFoundError(
-            f"cannot load {kind} library {path!r}: {error.decode(errors='replace')}"
-        )
+        raise LibraryNotFoundError(error.decode(errors="replace"))
     if api.is_host:
         api.pyncclHostSetInterrupt(pynccl_interrupt_hook)
     library = Library.__new__(Library)
@@ -402,6 +402,39 @@ cdef class CommBase:
             for i in range(4):
                 release(&views[i])
         return out
+
+    cdef int meet(self, object stream) except -1:
+        """The barrier: an all-reduce of one element of the communicator's own."""
+        cdef Call call
+        cdef ncclResult_t result
+        self.ready(b"barrier")
+        if recorder() is not None:
+            raise ValueError("barrier: it waits, and nothing runs before the group ends; call it after")
+        memset(&call, 0, sizeof(call))
+        call.spec = spec_of(ALL_REDUCE)
+        call.stream = <void *>stream_handle(b"barrier", stream)
+        call.count = 1
+        call.dtype = ncclUint8
+        call.op = ncclMax
+        if self.at.host:
+            call.send = call.recv = &self.host_token
+        else:
+            if self.token is NULL:
+                self.library.needs(b"ncclMemAlloc")
+                with nogil:
+                    result = self.api.ncclMemAlloc(&self.token, 1)
+                if result != ncclSuccess:
+                    raise failure(result, b"ncclMemAlloc", self.api, self.handle, self.at.rank)
+            call.send = call.recv = self.token
+        self.busy += 1
+        with nogil:
+            result = dispatch(self.api, self.handle, &self.at, &call)
+        self.busy -= 1
+        if result != ncclSuccess:
+            self.settle(result, call.spec.function)
+        if not self.at.host:
+            sync_stream(<uintptr_t>call.stream)
+        return 0
 
     cdef object output(self, Kind kind, object x, object root, object dtype):
         """Allocate the result of a call that was given none; None where this rank has none."""
