@@ -1,6 +1,7 @@
 """Arrays of Numba's simulator through every collective, in a process that has the simulator on."""
 
 import pytest
+
 from helpers import oracle, scripts
 
 pytest.importorskip("numba")

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from helpers.build import ROOT, build_shared
 from helpers.stubs import CudaStub, build_cuda_stub
 

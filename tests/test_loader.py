@@ -6,6 +6,7 @@ import shutil
 import threading
 
 import pytest
+
 from helpers import abi
 from helpers.build import ROOT, build_shared
 from helpers.stubs import LATEST, NcclStub, build_nccl_stub

@@ -338,9 +338,15 @@ BOOT = (
 
 
 class Worker:
-    """One process of a `ProcessWorld`, seen from the test run."""
+    """One process of a `ProcessWorld`, seen from the test run; alone, it runs functions by `call`."""
 
-    def __init__(self, first_rank: int, nlocal: int, grouped: bool) -> None:
+    def __init__(
+        self,
+        first_rank: int = 0,
+        nlocal: int = 1,
+        grouped: bool = False,
+        env: dict[str, str] | None = None,
+    ) -> None:
         self.ranks = range(first_rank, first_rank + nlocal)
         self.printed = ""
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 (kill() closes it)
@@ -353,6 +359,7 @@ class Worker:
             stdout=self.log,
             stderr=self.log,
             pass_fds=[theirs.fileno()],
+            env=env,
         )
         theirs.close()
 
@@ -363,6 +370,19 @@ class Worker:
         return [
             Outcome(rank, error=RankDied(text), finished=time.monotonic()) for rank in self.ranks
         ]
+
+    def call(self, module: str, name: str, *args: Any, limit: float = LIMIT) -> Any:
+        """Run a function of the process, without a communicator; returns its value or raises."""
+        self.pipe.send(("call", module, name, args))
+        try:
+            if not self.pipe.poll(limit):
+                raise RanksStuck(str(self.dead("it did not come back in time")[0]))
+            (outcome,) = self.pipe.recv()
+        except (EOFError, OSError):
+            (outcome,) = self.dead("the process ended")
+        if outcome.error is not None:
+            raise RankFailed(f"{outcome}\n{outcome.trace}") from outcome.error
+        return outcome.value
 
     def kill(self) -> None:
         """End the process and keep the end of what it printed; it is asked for its stacks first."""
@@ -474,6 +494,8 @@ def serve(descriptor: int, first_rank: int, nlocal: int, grouped: int) -> None:
                 outcome.value = None
         elif name == "run":
             outcomes = _run_here(crew, comms, *rest)
+        elif name == "call":
+            outcomes = [attempt(first_rank, _find(*rest[:2]), *rest[2])]
         else:
             outcomes = _each(crew, comms, lambda comm: comm.close(), LIMIT)
         pipe.send_bytes(_pickled(outcomes))
@@ -493,10 +515,15 @@ def _open(crew, first_rank, nlocal, nranks, uid, timeout):
         return [attempt(first_rank + index, create, index) for index in range(nlocal)]
 
 
-def _run_here(crew, comms, module, name, args):
-    function = importlib.import_module(module)
+def _find(module: str, name: str) -> Callable[..., Any]:
+    found: Any = importlib.import_module(module)
     for part in name.split("."):
-        function = getattr(function, part)
+        found = getattr(found, part)
+    return found
+
+
+def _run_here(crew, comms, module, name, args):
+    function = _find(module, name)
     if crew is None and len(comms) > 1:
         return run_grouped(comms, function, args)
     return _each(crew, comms, lambda comm: function(comm, *args), 10 * LIMIT)
