@@ -245,11 +245,12 @@ cdef inline int number(Call *call, const Spec *spec, const Place *at, const Buff
     call.op = OP_SUM
     if spec.reduces:
         call.op = op_of(spec, at, v, op)
-    if elem.nccl >= 0:
+    if elem.nccl >= 0 and (elem.nccl < NCCL_FP8 or at.version >= NCCL_FP8_SINCE):
         call.dtype = elem.nccl
         call.count = block * <size_t>elem.width
     else:
-        # Moved as bytes: what they mean matters to nobody on the way.
+        # Moved as bytes: what they mean matters to nobody on the way.  (The 8-bit floats too, where
+        # the library does not know their codes; op_of has refused to reduce them.)
         call.dtype = NCCL_UINT8
         call.count = block * v.itemsize
     return 0

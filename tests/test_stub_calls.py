@@ -51,12 +51,18 @@ def on_device(body):
 
 @functools.cache
 def cuda():
-    """The stub driver; device d has the addresses from ``BASE + d * SPAN``."""
+    """The stub driver."""
     stub = CudaStub(build_cuda_stub())
     stub.start()
-    for device in range(2):
-        stub.memory(BASE + device * SPAN, SPAN, device)
     return stub
+
+
+def forget(nccl):
+    """Empty the logs; device d has the addresses from ``BASE + d * SPAN``."""
+    nccl.reset()
+    cuda().reset()
+    for device in range(2):
+        cuda().memory(BASE + device * SPAN, SPAN, device)
 
 
 @contextlib.contextmanager
@@ -68,8 +74,7 @@ def communicator(version=LATEST, device=0, **words):
     cuda().make_current(cuda().primary(0))
     uid = pynccl.unique_id(library=str(path))
     comm = pynccl.Communicator(NRANKS, uid, RANK, device=device, library=str(path), **words)
-    nccl.reset()
-    cuda().reset()
+    forget(nccl)
     try:
         yield comm, nccl
     finally:
@@ -306,8 +311,8 @@ def test_call_waits_for_the_streams_of_its_arrays(way, producers):
                 assert cuda().of("cuEventRecord") == []
                 plan()
         records, waits = cuda().of("cuEventRecord"), cuda().of("cuStreamWaitEvent")
-        assert [r.args["hStream"] for r in records] == [first, second][:producers]
-        assert [w.args["hStream"] for w in waits] == [mine] * producers
+        assert [r.args["stream"] for r in records] == [first, second][:producers]
+        assert [w.args["stream"] for w in waits] == [mine] * producers
         (call,) = nccl.of("ncclAllReduce")
         for record, wait in zip(records, waits):
             assert record.tick < wait.tick < call.tick
