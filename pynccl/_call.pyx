@@ -32,6 +32,11 @@ from pynccl._stream import handle_of
 from pynccl.enums import DataType, ReduceOp
 from pynccl.errors import LayoutError
 
+cdef extern from "nccl_abi.h":
+    enum:
+        PYNCCL_HOST_FORTRAN
+
+
 cdef enum:
     OP_SUM = 0
     OP_PROD = 1
@@ -253,6 +258,9 @@ cdef inline int number(Call *call, const Spec *spec, const Place *at, const Buff
         # the library does not know their codes; op_of has refused to reduce them.)
         call.dtype = NCCL_UINT8
         call.count = block * v.itemsize
+    if at.host and v.order == ORDER_F:
+        # No rank can see another's memory order; the host library compares this bit across ranks.
+        call.dtype |= PYNCCL_HOST_FORTRAN
     return 0
 
 
@@ -305,7 +313,7 @@ cdef int op_of(const Spec *spec, const Place *at, const BufferView *v, object op
 
 SUM = ReduceOp.SUM
 cdef dict _UFUNCS = {"add": OP_SUM, "multiply": OP_PROD, "maximum": OP_MAX, "minimum": OP_MIN}
-cdef dict _NAMES = {member.name: int(member) for member in ReduceOp}
+cdef dict _NAMES = {member.name.lower(): int(member) for member in ReduceOp}
 
 
 cdef int builtin_op(const Spec *spec, object op) except -1:
@@ -313,15 +321,15 @@ cdef int builtin_op(const Spec *spec, object op) except -1:
     cdef object name = None
     kind = type(op)
     if kind is ReduceOp:
-        return op.value
+        return <int>op
     if kind is str:
-        name = op.upper()
+        name = op if op in _NAMES else op.lower()
     elif kind.__name__ == "ufunc":
         if op.__name__ in _UFUNCS:
             return _UFUNCS[op.__name__]
         name = op.__name__
     elif kind.__module__.partition(".")[0] == "torch":
-        name = getattr(getattr(op, "op", op), "name", None) or str(op)
+        name = (getattr(getattr(op, "op", op), "name", None) or str(op)).lower()
     if name is None:
         raise TypeError(
             f"{text(spec.verb)}: op must be a ReduceOp, its name, a NumPy ufunc or the result of "
@@ -330,7 +338,7 @@ cdef int builtin_op(const Spec *spec, object op) except -1:
     if name not in _NAMES:
         raise ValueError(
             f"{text(spec.verb)}: NCCL has no reduction {name!r}; it has "
-            f"{', '.join(repr(n.lower()) for n in _NAMES)}"
+            f"{', '.join(map(repr, _NAMES))}"
         )
     return _NAMES[name]
 
