@@ -109,7 +109,7 @@ def _bytearray(x: Any, shape: Any) -> Any:
     return bytearray(len(x) if shape is None else _product(shape))
 
 
-def _memoryview(x: memoryview, shape: Any) -> Any:
+def _memoryview(x: Any, shape: Any) -> Any:
     shape = x.shape if shape is None else shape
     flat = memoryview(bytearray(_product(shape) * x.itemsize))
     return flat.cast(x.format, list(shape)) if shape else flat.cast(x.format)

@@ -1,6 +1,8 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar, overload
 
+from typing_extensions import disjoint_base
+
 from ._call import UserOp
 from ._nccl import CommBase
 from .enums import ReduceOp
@@ -14,6 +16,7 @@ _Op: TypeAlias = ReduceOp | str | UserOp | Callable[..., Any]
 _Stream: TypeAlias = Any
 _DType: TypeAlias = Any
 
+@disjoint_base
 class Collectives(CommBase):
     @overload
     def all_reduce(
@@ -149,3 +152,5 @@ class Collectives(CommBase):
         stream: _Stream = None,
         dtype: _DType = None,
     ) -> _Out: ...
+    def barrier(self, *, stream: _Stream = None) -> None: ...
+    def premul_sum(self, scalar: Any, dtype: _DType) -> UserOp: ...

@@ -1,25 +1,17 @@
-from collections.abc import Sequence
 from datetime import timedelta
 from os import PathLike
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from typing_extensions import disjoint_base
 
-from ._call import UserOp
 from ._collectives import Collectives
-from ._nccl import Library
 
 _Choice: TypeAlias = str | PathLike[str]
 _Seconds: TypeAlias = float | timedelta | None
 
-UNIQUE_ID_BYTES: int
 EXIT_SECONDS: float
-
-class UniqueId(bytes):
-    def __new__(cls, raw: bytes | bytearray | memoryview) -> UniqueId: ...
-    @property
-    def kind(self) -> str: ...
+UNIQUE_ID_BYTES: int
 
 @disjoint_base
 class Communicator(Collectives):
@@ -45,8 +37,6 @@ class Communicator(Collectives):
     def closed(self) -> bool: ...
     @property
     def handle(self) -> int: ...
-    def barrier(self, *, stream: Any = None) -> None: ...
-    def premul_sum(self, scalar: Any, dtype: Any) -> UserOp: ...
     def split(
         self, color: int | None, key: int = 0, *, timeout: _Seconds = None
     ) -> Communicator | None: ...
@@ -59,11 +49,3 @@ class Communicator(Collectives):
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None: ...
-
-def unique_id(library: _Choice = "auto") -> UniqueId: ...
-def init_all(
-    devices: int | Sequence[int], *, timeout: _Seconds = None, library: _Choice = "auto"
-) -> list[Communicator]: ...
-def init(*, timeout: _Seconds = None, library: _Choice = "auto") -> Communicator: ...
-def library(name: _Choice = "auto") -> Library: ...
-def version_code(library: _Choice = "auto") -> int: ...

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable
-from datetime import timedelta
 
 from . import _config
 from ._comm import Communicator
@@ -13,6 +11,11 @@ from ._group import group
 from ._uid import UniqueId, unique_id
 from .enums import Result
 from .errors import InvalidUsageError
+
+TYPE_CHECKING = False  # typing itself is too slow to import for that
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import timedelta
 
 
 def init_all(
