@@ -471,7 +471,7 @@ cdef class Communicator(Collectives):
             f"communicator (rank {rank} of {nranks}) was never closed; use it in a with-block",
             ResourceWarning,
             source=None,
-            stacklevel=2,
+            stacklevel=1,
         )
 
 

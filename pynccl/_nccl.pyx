@@ -154,7 +154,7 @@ cdef Library load(object choice):
             f"no GPU was found ({found.reason}): using the host library, which works on host "
             f"memory; pass library='host' or set PYNCCL_LIBRARY=host to choose it silently",
             HostFallbackWarning,
-            stacklevel=3,
+            stacklevel=1,  # no Python frame is ours: this is the caller
         )
     with _LOADING:
         library = _LIBRARIES.get(found.path)
@@ -203,7 +203,7 @@ cdef Exception failure(ncclResult_t result, const char *function, const nccl_api
     # error is as often another rank's.
     detail = api.pyncclHostLastError() if api.is_host else api.ncclGetLastError(comm)
     text = "" if detail is NULL else detail.decode(errors="replace")
-    return error_for(<int>result, name, rank, text).with_traceback(None)
+    return error_for(<int>result, name, rank, text)
 
 
 cdef int interrupted() except -1:
