@@ -99,6 +99,13 @@ ENV: dict[str, Variable] = {
             "instead of refusing them.",
         ),
         Variable(
+            "PYNCCL_JOB_ID",
+            None,
+            str,
+            "Name of the job, alike on all its ranks; pynccl run sets it. By it, and by what other "
+            "launchers set, the ranks of one job find each other.",
+        ),
+        Variable(
             "NCCL_DEBUG",
             None,
             str,

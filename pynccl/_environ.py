@@ -84,26 +84,26 @@ def from_environ(env: Mapping[str, str] = os.environ) -> Layout:
     Returns
     -------
     Layout
-        ``(rank, nranks, local_rank, local_nranks)``.
+        ``(rank, nranks, local_rank, local_nranks)``; a process that no launcher has started is alone.
 
     Raises
     ------
     ValueError
-        No launcher's variables are there, some are missing, or one is not a number in its range.
+        One variable of a pair is missing, or a value is not a number in its range.
     """
-    partial = []
+    half = None
     for names in _LAUNCHERS:
         needed = (names.rank, names.nranks) + ((names.local_nranks,) * names.needs_local)
         missing = [v for v in needed if not env.get(v)]
         if not missing:
             return _layout(names, env)
-        if len(missing) == 1 and names is _LAUNCHERS[0]:
-            partial.append(
-                f"{missing[0]} is not set, though {(set(needed) - set(missing)).pop()} is"
-            )
-    what = "; ".join(partial) or "RANK and WORLD_SIZE are not set"
+        if names is _LAUNCHERS[0] and len(missing) == 1:
+            half = missing[0]
+    if half is None:
+        return Layout(0, 1, 0, 1)
     raise ValueError(
-        f"init: {what}; start the ranks with `pynccl run -n 4 script.py`, torchrun, mpiexec or srun"
+        f"init: of RANK and WORLD_SIZE, {half} is not set; "
+        f"`pynccl run -n 4 script.py`, torchrun, mpiexec and srun set all that is needed"
     )
 
 

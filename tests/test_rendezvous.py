@@ -433,6 +433,9 @@ def test_a_killed_job_leaves_its_name_free(process):
 @pytest.mark.parametrize(
     ("env", "layout"),
     [
+        ({}, (0, 1, 0, 1)),
+        # A batch script that srun did not start is no rank of eight.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1, 0, 1)),
         ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2, 1, 2)),
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}, (1, 2, 1, 2)),
         (
@@ -511,9 +514,8 @@ def test_launchers_are_understood(env, layout):
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ({}, "RANK and WORLD_SIZE are not set; start the ranks with `pynccl run"),
-        ({"RANK": "0"}, "WORLD_SIZE is not set, though RANK is"),
-        ({"WORLD_SIZE": "2"}, "RANK is not set, though WORLD_SIZE is"),
+        ({"RANK": "0"}, "of RANK and WORLD_SIZE, WORLD_SIZE is not set; `pynccl run"),
+        ({"WORLD_SIZE": "2"}, "of RANK and WORLD_SIZE, RANK is not set"),
         ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x', not a number"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2; expected 0 to 1"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE is 0; expected 1 or more"),
@@ -522,8 +524,6 @@ def test_launchers_are_understood(env, layout):
             "LOCAL_RANK is 2; expected 0 to 1",
         ),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node7"}, "LOCAL_RANK is not set"),
-        # A batch script that srun did not start is not a rank.
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, "RANK and WORLD_SIZE are not set"),
     ],
 )
 def test_what_is_missing_or_wrong_is_named(env, message):

@@ -1,0 +1,5 @@
+"""``python -m pynccl``: the same as the ``pynccl`` command."""
+
+from .cli import main
+
+raise SystemExit(main())
