@@ -100,9 +100,8 @@ STEP __m256 e4m3_load(const void *p) {
 STEP __m256 e4m3_keep(__m256 x) {
   const __m256 least = _mm256_set1_ps(0x1p-6f), largest = _mm256_set1_ps(448.0f);
   const __m256 sign_bit = _mm256_set1_ps(-0.0f);
-  __m256 v = _mm256_cvtph_ps(to_half(x));
-  __m256 sign = _mm256_and_ps(v, sign_bit);
-  __m256 a = _mm256_min_ps(largest, _mm256_andnot_ps(sign_bit, v));
+  __m256 sign = _mm256_and_ps(x, sign_bit);
+  __m256 a = _mm256_min_ps(largest, _mm256_andnot_ps(sign_bit, x));
   __m256i power = _mm256_castps_si256(_mm256_max_ps(a, least));
   power = _mm256_and_si256(power, _mm256_set1_epi32(0x7f800000));
   __m256 big = _mm256_castsi256_ps(_mm256_add_epi32(power, _mm256_set1_epi32(20 << 23)));

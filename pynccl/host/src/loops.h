@@ -102,8 +102,7 @@ HOST_SIGNED_QUOTIENT(signed_shift64, shift64, uint64_t, int64_t, uint64_t)
 
 #define HOST_DIVIDE8(P, F)                                                                     \
   HOST_ISA static void P##_divide(void *data, unsigned divisor, size_t count) {                \
-    /* every |x| is below a divisor of more than 8 bits */                                     \
-    uint32_t m = divisor > 255 ? 0 : 65535 / divisor + 1;                                      \
+    uint32_t m = 65535 / divisor + 1; /* a divisor of more than 8 bits gives 0, as it must */  \
     HOST_EACH(any8, F, data, m, count);                                                        \
   }
 
