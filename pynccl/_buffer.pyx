@@ -161,8 +161,6 @@ cdef int view_exporter(object obj, BufferView *out, const Ask *ask) except -1:
     raw.readonly = buffer.readonly
     if buffer.suboffsets != NULL:
         raise LayoutError(f"{who(ask)} is an array of pointers to its rows (PEP 3118 suboffsets), not one block")
-    if buffer.itemsize <= 0:
-        raise TypeError(f"{who(ask)} has elements of {buffer.itemsize} bytes; there is nothing to move")
     if read_format(buffer.format, buffer.itemsize, &raw.found) < 0:
         raise TypeError(f"{who(ask)} has format {buffer.format.decode()!r}, whose elements are references, not data")
     if raw.found.elem == OPAQUE:

@@ -72,18 +72,24 @@ cdef class Tensor:
                 old.deleter(old)
 
 
-cdef Tensor own_versioned(ManagedVersioned *managed, const Ask *ask):
-    """Take over a struct of the current kind; BufferError if its layout is of a later major version."""
+cdef Tensor own(void *managed, bint versioned, const Ask *ask):
+    """Take over a managed tensor, and refuse one that cannot be read or used."""
+    cdef ManagedVersioned *current
     cdef Tensor t = Tensor.__new__(Tensor)
     t.managed = managed
-    t.versioned = True
-    if managed.version.major != MAJOR:      # only the deleter stands where we know it
-        raise BufferError(
-            f"{who(ask)} exports version {managed.version.major}.{managed.version.minor} of DLPack; version {MAJOR}.x is "
-            "known"
-        )
-    t.tensor = &managed.tensor
-    t.readonly = (managed.flags & READ_ONLY) != 0
+    t.versioned = versioned
+    if versioned:
+        current = <ManagedVersioned *>managed
+        if current.version.major != MAJOR:      # only the deleter stands where we know it
+            raise BufferError(
+                f"{who(ask)} exports version {current.version.major}.{current.version.minor} of DLPack; "
+                f"version {MAJOR}.x is known"
+            )
+        t.tensor = &current.tensor
+        t.readonly = (current.flags & READ_ONLY) != 0
+    else:
+        t.tensor = &(<Managed *>managed).tensor
+    refuse_device(t.tensor.device.type, ask)
     return t
 
 
@@ -104,7 +110,7 @@ cdef Tensor tensor_of_table(object obj, PyObject *table, const Ask *ask):
     api.export(<PyObject *>obj, &managed)
     if managed == NULL:
         raise BufferError(f"{who(ask)}: its DLPack exchange table gave neither a tensor nor an error")
-    t = own_versioned(managed, ask)
+    t = own(managed, True, ask)
     if t.tensor.device.type == DL_CUDA and api.current_stream != NULL:
         api.current_stream(t.tensor.device.type, t.tensor.device.id, &stream)
         t.stream = <uintptr_t>stream
@@ -117,48 +123,48 @@ cdef Tensor tensor_of_capsule(object obj, object export, const Ask *ask):
     cdef object get_device = getattr(obj, "__dlpack_device__", None)
     cdef object device, capsule
     cdef dict arguments = {}
-    cdef Managed *managed
-    cdef ManagedVersioned *versioned
+    cdef void *managed = NULL
+    cdef bint versioned = False
     cdef Tensor t
-    cdef int type = DL_CPU
+    cdef int where = DL_CPU
     if get_device is not None:
         device = get_device()
         try:
-            type = device[0]
+            where = device[0]
         except (TypeError, ValueError, IndexError, KeyError, OverflowError):
             raise TypeError(f"{who(ask)}: its __dlpack_device__ returned {device!r}, not (device type, device number)") from None
-        refuse_device(type, ask)
-    if type == DL_CUDA or type == DL_CUDA_MANAGED:
+        refuse_device(where, ask)
+    if where == DL_CUDA or where == DL_CUDA_MANAGED:
         arguments["stream"] = 1         # make the data safe to use on the legacy default stream
     try:
         capsule = export(max_version=(MAJOR, 3), **arguments)
     except TypeError:                   # a producer from before DLPack 1.0
         capsule = export(**arguments)
     if PyCapsule_IsValid(capsule, b"dltensor_versioned"):
-        versioned = <ManagedVersioned *>PyCapsule_GetPointer(capsule, b"dltensor_versioned")
+        managed = PyCapsule_GetPointer(capsule, b"dltensor_versioned")
+        versioned = True
         PyCapsule_SetName(capsule, b"used_dltensor_versioned")
-        t = own_versioned(versioned, ask)
     elif PyCapsule_IsValid(capsule, b"dltensor"):
-        managed = <Managed *>PyCapsule_GetPointer(capsule, b"dltensor")
+        managed = PyCapsule_GetPointer(capsule, b"dltensor")
         PyCapsule_SetName(capsule, b"used_dltensor")
-        t = Tensor.__new__(Tensor)
-        t.managed = managed
-        t.tensor = &managed.tensor
-    elif PyCapsule_CheckExact(capsule):
+    elif not PyCapsule_CheckExact(capsule):
+        raise TypeError(f"{who(ask)}: its __dlpack__ returned a {type(capsule).__name__!r}, not a capsule")
+    # The capsule goes before anything is raised: its destructor is the producer's, and need not spare our exception.
+    capsule = None
+    if managed == NULL:
         raise BufferError(f"{who(ask)}: its __dlpack__ returned a capsule that was used before, or that holds no tensor")
-    else:
-        raise TypeError(f"{who(ask)}: its __dlpack__ returned a {capsule.__class__.__name__!r}, not a capsule")
-    refuse_device(t.tensor.device.type, ask)
+    t = own(managed, versioned, ask)
     if "stream" in arguments:
         t.stream = 1
         t.has_stream = True
     return t
 
 
-cdef int refuse_device(int type, const Ask *ask) except -1:
-    if type not in (DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED):
+cdef int refuse_device(int where, const Ask *ask) except -1:
+    if where not in (DL_CPU, DL_CUDA, DL_CUDA_HOST, DL_CUDA_MANAGED):
         raise BufferError(
-            f"{who(ask)} is in {DEVICES.get(type, f'unknown ({type})')} memory; NCCL moves CUDA memory, the host library CPU memory"
+            f"{who(ask)} is in {DEVICES.get(where, f'unknown ({where})')} memory; NCCL moves CUDA memory, the host "
+            "library CPU memory"
         )
     return 0
 

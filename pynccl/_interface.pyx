@@ -41,6 +41,7 @@ cdef object STRIDES = sys.intern("strides")
 cdef object STREAM = sys.intern("stream")
 cdef object MASK = sys.intern("mask")
 cdef object DESCR = sys.intern("descr")
+cdef object LATEST = 3
 
 
 cdef int view_interface(object obj, object said, BufferView *out, const Ask *ask, bint cuda) except -1:
@@ -97,7 +98,7 @@ cdef bint read_plain(object said, Raw *raw, uintptr_t *stream) noexcept:
         elif key == <PyObject *>DATA:
             if not PyTuple_CheckExact(value) or PyTuple_GET_SIZE(value) != 2:
                 return False
-            if not plain_number(PyTuple_GET_ITEM(value, 0), &number):
+            if not plain_number(PyTuple_GET_ITEM(value, 0), &number) or number <= 0:
                 return False
             raw.ptr = <char *>number
             value = PyTuple_GET_ITEM(value, 1)
@@ -105,7 +106,8 @@ cdef bint read_plain(object said, Raw *raw, uintptr_t *stream) noexcept:
                 return False
             raw.readonly = value == Py_True
         elif key == <PyObject *>VERSION:
-            if not plain_number(value, &number) or not 0 <= number <= 3:
+            # Usually the one small 3 that the interpreter has.
+            if value != <PyObject *>LATEST and not (plain_number(value, &number) and 0 <= number < 3):
                 return False
         elif key == <PyObject *>STRIDES:
             if value != Py_None:
@@ -231,7 +233,7 @@ cdef int read_data(object data, Raw *raw, const Ask *ask) except -1:
     if address is NotImplemented:
         raise TypeError(f"{who(ask)}: its data is {data!r}, not a pair (pointer, readonly)")
     try:
-        raw.ptr = <char *><uintptr_t>address
+        raw.ptr = <char *><uintptr_t>index(address)
     except OverflowError:
         raise ValueError(f"{who(ask)}: the pointer in its data {data} is not an address") from None
     except TypeError:

@@ -18,6 +18,8 @@ from pynccl._elem cimport OPAQUE, TYPE_NAME, ElemType, Found, copy_name, dtype_n
 cdef extern from "Python.h":
     bint PyType_IsSubtype(PyTypeObject *, PyTypeObject *) noexcept
 
+cdef str FOREIGN = ">" if sys.byteorder == "little" else "<"
+
 ndarray_type = NULL
 struct_agrees = False
 
@@ -98,8 +100,8 @@ cdef int read_dtype(object dtype, Found *out, char *name) except -1:
     cdef object own
     out.itemsize = dtype.itemsize
     out.vague = False
-    # The parts of a structure have their own byte order; as bytes they are moved as they are.
-    out.foreign = kind != "V" and not dtype.isnative
+    # A structure has no order of its own, and its fields are moved as they are.
+    out.foreign = dtype.byteorder == FOREIGN
     if slot < ND_USER_KNOWN and user_elem[slot] != NULL:
         out.elem = user_elem[slot]
         return 1

@@ -61,6 +61,8 @@ cdef int settle(Raw *raw, BufferView *out, const Ask *ask) except -1:
             empty = True
         elif mul_overflows(count, <size_t>raw.shape[i], &count):
             too_large = True
+    if raw.found.itemsize == 0:
+        raise TypeError(f"{who(ask)} has elements of 0 bytes; there is nothing to move")
     out.elem = raw.found.elem
     out.itemsize = raw.found.itemsize
     out.readonly = raw.readonly
