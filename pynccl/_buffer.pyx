@@ -8,6 +8,7 @@ All state of this module is written once, at import.
 """
 
 import sys
+from operator import index
 
 cimport cython
 from cpython.buffer cimport Py_buffer
@@ -143,7 +144,9 @@ cdef int view_ndarray(object obj, BufferView *out, const Ask *ask) except -1:
 
 cdef inline bint is_simulated(PyTypeObject *tp) except -1:
     """Whether this is the device array of Numba's CUDA simulator: a NumPy array under a cover."""
-    return tp.tp_name[0] == c"F" and strcmp(tp.tp_name, b"FakeCUDAArray") == 0 and ".simulator." in (<object>tp).__module__
+    if tp.tp_name[0] != c"F" or strcmp(tp.tp_name, b"FakeCUDAArray") != 0:
+        return False
+    return ".simulator." in (<object>tp).__module__
 
 
 # ---- PEP 3118 ----------------------------------------------------------------------------------------------
@@ -299,7 +302,9 @@ cdef class Buffer:
             raw_memory(&fresh, ptr, count, ask.as_elem, device, readonly)
         else:
             if count is not None or device != -1 or readonly is not False:
-                raise TypeError("Buffer: count=, device= and readonly= describe raw memory at ptr=; an array x has its own")
+                raise TypeError(
+                    "Buffer: count=, device= and readonly= describe raw memory at ptr=; an array x has its own"
+                )
             view(x, &fresh, &ask)
             if fresh.owner != NULL:
                 base = (x, <object>fresh.owner)
@@ -365,16 +370,18 @@ cdef class Buffer:
         raise TypeError("a Buffer holds an address of this process and cannot be pickled")
 
 
-cdef int raw_memory(BufferView *out, object ptr, object count, const ElemType *elem, object device, object readonly) except -1:
+cdef int raw_memory(
+    BufferView *out, object ptr, object count, const ElemType *elem, object device, object readonly,
+) except -1:
     """Check the arguments of Buffer(ptr=...)."""
     cdef Ask ask = Ask(b"Buffer", b"ptr", False, False, NULL)
     cdef Raw raw
     cdef Py_ssize_t length
     if elem == NULL or count is None:
         raise TypeError("Buffer: ptr= needs count= and dtype=")
-    for name, value in (("ptr", ptr), ("count", count), ("device", device)):
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"Buffer: {name} is {value!r}, not an integer")
+    ptr = integer("ptr", ptr)
+    count = integer("count", count)
+    device = integer("device", device)
     if not 0 <= ptr <= UINTPTR_MAX or not 0 <= count <= PY_SSIZE_T_MAX:
         raise ValueError(f"Buffer: ptr={ptr}, count={count}: not an address and a number of elements")
     if not -1 <= device <= 0x7FFFFFFF:
@@ -389,3 +396,9 @@ cdef int raw_memory(BufferView *out, object ptr, object count, const ElemType *e
     settle(&raw, out, &ask)
     out.device = device
     return 0
+
+
+cdef object integer(str name, object value):
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"Buffer: {name} is {value!r}, not an integer")
+    return index(value)

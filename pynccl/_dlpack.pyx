@@ -132,7 +132,9 @@ cdef Tensor tensor_of_capsule(object obj, object export, const Ask *ask):
         try:
             where = device[0]
         except (TypeError, ValueError, IndexError, KeyError, OverflowError):
-            raise TypeError(f"{who(ask)}: its __dlpack_device__ returned {device!r}, not (device type, device number)") from None
+            raise TypeError(
+                f"{who(ask)}: its __dlpack_device__ returned {device!r}, not (device type, device number)"
+            ) from None
         refuse_device(where, ask)
     if where == DL_CUDA or where == DL_CUDA_MANAGED:
         arguments["stream"] = 1         # make the data safe to use on the legacy default stream
@@ -152,7 +154,9 @@ cdef Tensor tensor_of_capsule(object obj, object export, const Ask *ask):
     # The capsule goes before anything is raised: its destructor is the producer's, and need not spare our exception.
     capsule = None
     if managed == NULL:
-        raise BufferError(f"{who(ask)}: its __dlpack__ returned a capsule that was used before, or that holds no tensor")
+        raise BufferError(
+            f"{who(ask)}: its __dlpack__ returned a capsule that was used before, or that holds no tensor"
+        )
     t = own(managed, versioned, ask)
     if "stream" in arguments:
         t.stream = 1

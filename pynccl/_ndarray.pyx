@@ -13,7 +13,7 @@ from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uintptr_t
 
-from pynccl._elem cimport OPAQUE, TYPE_NAME, ElemType, Found, copy_name, dtype_name, elem_by_kind, elem_named
+from pynccl._elem cimport OPAQUE, Found, copy_name, dtype_name, elem_by_kind, elem_named
 
 cdef extern from "Python.h":
     bint PyType_IsSubtype(PyTypeObject *, PyTypeObject *) noexcept

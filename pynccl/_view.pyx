@@ -104,7 +104,7 @@ cdef inline bint dense(Raw *raw, bint first_fastest) noexcept:
     return True
 
 
-cdef inline int finish(bint foreign, BufferView *out, const Ask *ask) except -1:
+cdef int finish(bint foreign, BufferView *out, const Ask *ask) except -1:
     """Check what does not depend on the shape; apply dtype=."""
     if ask.writable and out.readonly:
         raise BufferError(f"{who(ask)} is read-only; pass an array that may be written to")
@@ -165,8 +165,8 @@ cdef object not_contiguous(Raw *raw, const Ask *ask):
 
 cdef object misaligned(BufferView *out, const Ask *ask):
     return ValueError(
-        f"{who(ask)} starts at {<uintptr_t>out.ptr:#x}, which is not aligned for {out.elem.name.decode()}; pass a copy, "
-        "or dtype='uint8' to move its bytes"
+        f"{who(ask)} starts at {<uintptr_t>out.ptr:#x}, which is not aligned for {out.elem.name.decode()}; "
+        "pass a copy, or dtype='uint8' to move its bytes"
     )
 
 

@@ -9,9 +9,9 @@ import sys
 
 import numpy as np
 import pytest
+
 from helpers import arrays, scripts
 from helpers.arrays import ABSENT, KINDS, CaiArray, DlpackArray, InterfaceArray
-
 from pynccl import DataType, LayoutError
 from pynccl._buffer import Buffer
 

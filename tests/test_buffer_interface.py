@@ -5,11 +5,11 @@ import ctypes
 
 import numpy as np
 import pytest
+
 from helpers import scripts
 from helpers.arrays import ABSENT, CaiArray, CaiProperty, InterfaceArray, NamedArray, dtype
 from helpers.build import ROOT
 from helpers.stubs import build_cuda_stub
-
 from pynccl import LayoutError
 from pynccl._buffer import Buffer
 

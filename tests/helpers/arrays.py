@@ -7,7 +7,6 @@ array of the very same memory, so that a result can be read whatever the kind is
 from __future__ import annotations
 
 import array
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
