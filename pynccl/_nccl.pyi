@@ -7,6 +7,7 @@ class Library:
     version: int
     @property
     def missing(self) -> list[tuple[str, int]]: ...
+    def require(self, function: str) -> None: ...
 
 @disjoint_base
 class CommBase:

@@ -35,6 +35,7 @@ from pynccl._call cimport (
     wants,
 )
 
+import os
 import threading
 import time
 import warnings
@@ -136,6 +137,26 @@ cdef class Library:
             raise failure(PYNCCL_MISSING, function, self.api, NULL, None)
         return 0
 
+    def require(self, function):
+        """Raise if this library lacks a function.
+
+        Parameters
+        ----------
+        function : str
+            Name of one of NCCL's C functions, e.g. ``"ncclAlltoAll"``.
+
+        Raises
+        ------
+        UnsupportedError
+            The library is older than the function; the message names both versions.
+        ValueError
+            NCCL has no such function.
+        """
+        cdef bytes name = function.encode()
+        if not nccl_symbol_version(name):
+            raise ValueError(f"NCCL has no function {function}")
+        self.needs(name)
+
     def __repr__(self):
         return f"<Library {self.kind} {version_text(self.version)} {self.path!r}>"
 
@@ -167,7 +188,7 @@ cdef Library load(object choice):
 cdef Library _open(str path):
     cdef nccl_api *api = NULL
     cdef char error[1024]
-    cdef bytes name = path.encode()
+    cdef bytes name = os.fsencode(path)
     cdef const char *c_name = name
     cdef int status
     cdef Library library
@@ -175,12 +196,12 @@ cdef Library _open(str path):
     with nogil:
         status = nccl_api_load(c_name, &api, error, sizeof(error))
     if status != 0:
-        raise LibraryNotFoundError(error.decode(errors="replace"))
+        raise LibraryNotFoundError(os.fsdecode(error))  # a sentence: the path and the reason
     if api.is_host:
         api.pyncclHostSetInterrupt(pynccl_interrupt_hook)
     library = Library.__new__(Library)
     library.api = api
-    library.path = api.path.decode()
+    library.path = os.fsdecode(api.path)
     library.version = api.version
     library.kind = "host" if api.is_host else "nccl"
     return library
@@ -195,9 +216,12 @@ cdef Exception failure(ncclResult_t result, const char *function, const nccl_api
     cdef const char *detail
     if result == PYNCCL_MISSING:
         needed = nccl_symbol_version(function)
+        path = os.fsdecode(api.path)
+        if needed <= api.version:  # not for its age: the host library's, or a build without it
+            return UnsupportedError(f"{name} is not offered by {path}")
         return UnsupportedError(
             f"{name} needs NCCL {needed // 10000}.{needed // 100 % 100}, "
-            f"loaded {version_text(api.version)} from {api.path.decode()}"
+            f"loaded {version_text(api.version)} from {path}"
         )
     # The host library keeps the text for each thread: with ranks as threads, the process's last
     # error is as often another rank's.
