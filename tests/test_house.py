@@ -68,6 +68,7 @@ HEADERS: dict[str, set[str]] = {
     "nccl_abi.h": set(),
     "_loader": {"nccl_abi.h", "_loader.h"},
     "_cuda": {"_cuda.h"},
+    "_call": {"nccl_abi.h"},
     "_device": {"_cuda.h"},
     "_ndarray": {"Python.h"},
     "_nccl": {"nccl_abi.h", "_loader.h"},
