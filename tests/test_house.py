@@ -53,6 +53,7 @@ LAYERS: dict[str, set[str]] = {
     "_init": BASE | {"_uid", "_comm", "_group", "_config", "_rendezvous"},
     "host": {"*", "_config"},
     "cli": {"*", "host", "_config", "_environ", "_rendezvous"},
+    "__main__": {"cli"},
 }
 # Allowed against the direction, inside a function, each with its reason.
 UPWARD = {
