@@ -398,3 +398,31 @@ def test_a_library_may_lack_what_its_version_has(tmp_path):
         pynccl.library(path).require("ncclSend")
     with pytest.raises(ValueError, match="NCCL has no function ncclSned"):
         pynccl.library(path).require("ncclSned")
+
+
+FALLBACK = """
+import sys
+import warnings
+import pynccl
+from pynccl import _config
+
+_config._has_device_node = lambda: False
+warnings.simplefilter("always")
+with warnings.catch_warnings(record=True) as caught:
+    pynccl.unique_id(*sys.argv[1:])
+    uid = pynccl.unique_id(*sys.argv[1:])
+    pynccl.Communicator(1, uid, 0).close()
+for each in caught:
+    print(each.category.__name__, each.filename, each.lineno, each.message)
+"""
+
+
+def test_the_fallback_is_said_once_and_where():
+    (line,) = run(FALLBACK).splitlines()
+    assert line.startswith("HostFallbackWarning <string> 10 "), "the user's own line"
+    assert "no device node" in line
+    assert "PYNCCL_LIBRARY=host" in line
+
+
+def test_a_chosen_host_library_is_no_fallback():
+    assert run(FALLBACK, PYNCCL_LIBRARY="host") == ""
