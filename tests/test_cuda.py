@@ -136,21 +136,27 @@ def test_a_driver_that_is_none(built, tmp_path, monkeypatch, what):
     assert str(path) not in Path("/proc/self/maps").read_text(), "it must not stay loaded"
 
 
-def test_a_driver_that_somebody_has_loaded_is_used(tmp_path):
-    """No variable, but a device node, and a libcuda.so.1 that the process has already."""
+@pytest.mark.parametrize("how", ["somebody loads it", "it is opened"])
+def test_a_driver_on_the_system_waits_until_it_is_loaded(how):
+    """No variable, a device node, and a libcuda.so.1 that the linker would find: looking must not load it."""
     layer = build_shared(
         "libcudalayer.so", [ROOT / "pynccl" / "_cuda.c"], {"DEVICE_NODES": '"/proc/self/exe"'}
     )
+    driver = build_cuda_stub()
     script = (
         "import ctypes, sys; layer = ctypes.CDLL(sys.argv[1]); "
-        "print(layer.cuda_ready()); driver = ctypes.CDLL(sys.argv[2]); print(layer.cuda_ready())"
+        "loaded = lambda: 'libcuda.so.1' in open('/proc/self/maps').read(); "
+        "print(layer.cuda_ready(), layer.cuda_pointer_device(None), loaded()); "
+        "driver = ctypes.CDLL(sys.argv[2]) if len(sys.argv) > 2 else layer.cuda_open(); "
+        "print(layer.cuda_ready(), layer.cuda_pointer_device(None), loaded())"
     )
     environment = {k: v for k, v in os.environ.items() if k != "PYNCCL_LIBCUDA"}
+    environment["LD_LIBRARY_PATH"] = str(driver.parent)
     done = subprocess.run(
-        [sys.executable, "-c", script, str(layer), str(build_cuda_stub())],
+        [sys.executable, "-c", script, str(layer), *([str(driver)] if how[0] == "s" else [])],
         env=environment, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
-    assert done.stdout.split() == ["0", "1"]
+    assert done.stdout.splitlines() == ["0 -2 False", "1 -1 True"]
 
 
 def test_looking_does_not_initialise_the_driver(built, tmp_path, monkeypatch):

@@ -157,6 +157,12 @@ def test_libraries_side_by_side_keep_their_functions(loader):
     assert [stub.names for stub in stubs] == [[], [], ["ncclAllReduce"], []]
 
 
+def test_a_loaded_library_offers_its_names_to_nobody_else(loader, tmp_path):
+    """A global NCCL would capture the calls of another one that is loaded later."""
+    assert loader.load(shutil.copy(build_nccl_stub(), tmp_path / "copy.so"))
+    assert not hasattr(ctypes.CDLL(None), "ncclGroupStart")
+
+
 def mapped(path):
     with open("/proc/self/maps") as maps:
         return any(line.rstrip().endswith(str(path)) for line in maps)
