@@ -322,6 +322,13 @@ def test_blocks_of_ranks_need_c_order(pair, verb):
         call(pair[0], verb, x, out.copy(order="F"))
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_memory_between_elements_is_a_value_error_with_the_address(alone, verb):
+    x = data.Guarded("float64", (4,), offset=3).array
+    with pytest.raises(ValueError, match=f"^{verb}: .*{x.ctypes.data:#x}.*float64"):
+        call(alone, verb, x)
+
+
 def test_one_dimensional_array_is_of_both_orders(alone):
     out = np.zeros((2, 3), order="F")
     alone.all_reduce(np.arange(6.0), out=out)

@@ -46,12 +46,12 @@ def test_movement_takes_any_dtype(threads, dtype):
     play(threads(3), calls)
 
 
-@pytest.mark.parametrize("offset", [1, 2, 3, 4, 7, 9])
-def test_unaligned_buffers_are_fine(threads, offset):
+@pytest.mark.parametrize("offset", [1, 2, 3, 5, 7])
+def test_buffers_may_begin_at_any_element(threads, offset):
     calls = [
         cases.Case(name, dtype, size, op=op, offset=offset, form=form)
         for name, spec in oracle.COLLECTIVES.items()
-        for dtype in ("float64", "float16", "int32")
+        for dtype in ("float64", "float16", "int32", "uint8")
         for op in (("sum", "max", "avg") if spec.op else (None,))
         for size in (5, 3000)
         for form in ("out", "in place")

@@ -16,11 +16,14 @@ ROOTED = [name for name in NAMES if oracle.COLLECTIVES[name].root]
 
 @pytest.fixture(scope="module")
 def worlds():
-    """``worlds(n)``: a world of n threads that is broken and renewed by every test."""
+    """``worlds(n)``: a world of n threads with new communicators; the tests break them."""
     made = {}
 
     def world(nranks):
-        return made.setdefault(nranks, ThreadWorld(nranks))
+        if nranks not in made:
+            made[nranks] = ThreadWorld(nranks)
+        made[nranks].renew()
+        return made[nranks]
 
     yield world
     for each in made.values():
@@ -132,7 +135,7 @@ def test_different_ops(worlds, name, nranks):
 @pytest.mark.parametrize("name", ROOTED)
 def test_different_roots(worlds, name, nranks):
     for calls in each_deviator(nranks, call(name, root=0), call(name, root=1)):
-        check(worlds(nranks), calls, "root 0", "root 1")
+        check(worlds(nranks), calls, "root=0", "root=1")
 
 
 @pytest.mark.parametrize("other", NAMES)

@@ -16,7 +16,7 @@ FORMS = {
     "2 processes × 2 ranks of one thread": (2, 2, True),
     "1 process × 3 threads": (1, 3, False),
 }
-DTYPES = ("int8", "uint64", "float16", "float32", "bfloat16", "float8_e5m2", "bool", "complex64")
+DTYPES = ("int8", "float16", "float32", "float8_e5m2", "bool")
 
 
 @pytest.fixture(params=FORMS.values(), ids=FORMS)
@@ -39,14 +39,15 @@ def play_each(comm, calls):
 @pytest.mark.parametrize("name", oracle.COLLECTIVES)
 def test_collective_delivers_what_the_oracle_says(world, name):
     n = world.nranks
-    play(world, cases.grid([name], DTYPES, n, (0, 1, 7, 1000), ["out"]))
-    play(world, cases.grid([name], ["int32"], n, (70000,), ["out", "new", "in place"]))
+    play(world, cases.grid([name], DTYPES, n, (0, 1, 1000), ["out"]))
+    play(world, cases.grid([name], ["int32"], n, (70000,), ["out"]))
+    play(world, cases.grid([name], ["uint64"], n, (7,), ["new", "in place"]))
 
 
 @pytest.mark.parametrize("name", oracle.COLLECTIVES)
 def test_megabytes_arrive_whole(world, name):
     op = "sum" if oracle.COLLECTIVES[name].op else None
-    play(world, [cases.Case(name, "float32", 1_000_003, op, form="out")])
+    play(world, [cases.Case(name, "float32", 300_001, op, form="out")])
 
 
 def where_am_i(comm):

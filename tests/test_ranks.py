@@ -67,6 +67,7 @@ def test_stuck_thread_is_reported_with_its_stack():
 
 def test_stuck_process_is_killed_and_reported_with_its_stack():
     with ProcessWorld(2) as world:
+        world.run(rank_and_size, 1)  # imports this module there, which takes its time
         with pytest.raises(RanksStuck, match="(?s)rank 1: .*sleep_long"):
             world.run(sleep_long, 60, limit=1.0)
         world.run(cases.sum_of_ranks)

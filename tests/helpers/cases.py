@@ -60,11 +60,11 @@ def issue(comm: Any, case: Case) -> Callable[[], None]:
     ]
     sends = spec.at(spec.sends, rank, case.root)
     shape = (nranks, case.size) if spec.send_blocks else (case.size,)
-    x = data.Guarded.holding(content.reshape(shape), offset=case.offset)
+    x = data.Guarded.holding(content.reshape(shape), offset=case.offset * content.itemsize)
     call = getattr(comm, case.name)
     # Off the root, what is given must be left alone: give it something to leave alone.
     out_blocks = nranks if spec.recv_blocks else 1
-    out = data.Guarded(content.dtype, (out_blocks * case.size,), offset=case.offset)
+    out = data.Guarded(content.dtype, (out_blocks * case.size,), offset=case.offset * content.itemsize)
     given = x.array if sends else None
     if case.form == "out":
         result = call(given, out=out.array, **case.keywords())
@@ -104,7 +104,7 @@ def _issue_in_place(comm, case):
     wanted = data.expected(case.name, case.dtype, nranks, size, case.op, case.root, case.seed)[rank]
     sends, receives = (spec.at(w, rank, case.root) for w in (spec.sends, spec.receives))
     blocks = nranks if spec.send_blocks or spec.recv_blocks else 1
-    memory = data.Guarded(content.dtype, (blocks, size), offset=case.offset)
+    memory = data.Guarded(content.dtype, (blocks, size), offset=case.offset * content.itemsize)
     own = memory.array[rank] if blocks > 1 else memory.array[0]
     x = memory.array if spec.send_blocks else own
     out = memory.array if spec.recv_blocks else own

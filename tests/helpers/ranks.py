@@ -424,7 +424,9 @@ class ProcessWorld(World):
     def _run(self, function, args, limit, rescue):
         if "<locals>" in function.__qualname__ or "<lambda>" in function.__qualname__:
             raise TypeError(f"{function.__qualname__} cannot be found by name in another process")
-        return self._ask(("run", function.__module__, function.__qualname__, args), limit, rescue)
+        # pytest calls a test's module tests.test_x; to the processes it is test_x.
+        module = function.__module__.removeprefix("tests.")
+        return self._ask(("run", module, function.__qualname__, args), limit, rescue)
 
     def _ask(self, message: tuple, limit: float, rescue: float | None) -> list[Outcome]:
         """Send a request to every process and gather the outcomes; who does not answer is killed."""
@@ -495,7 +497,7 @@ def serve(descriptor: int, first_rank: int, nlocal: int, grouped: int) -> None:
         elif name == "run":
             outcomes = _run_here(crew, comms, *rest)
         elif name == "call":
-            outcomes = [attempt(first_rank, _find(*rest[:2]), *rest[2])]
+            outcomes = [attempt(0, lambda: _find(*rest[:2])(*rest[2]))]  # noqa: B023 (run at once)
         else:
             outcomes = _each(crew, comms, lambda comm: comm.close(), LIMIT)
         pipe.send_bytes(_pickled(outcomes))
@@ -523,10 +525,9 @@ def _find(module: str, name: str) -> Callable[..., Any]:
 
 
 def _run_here(crew, comms, module, name, args):
-    function = _find(module, name)
     if crew is None and len(comms) > 1:
-        return run_grouped(comms, function, args)
-    return _each(crew, comms, lambda comm: function(comm, *args), 10 * LIMIT)
+        return run_grouped(comms, _find(module, name), args)
+    return _each(crew, comms, lambda comm: _find(module, name)(comm, *args), 10 * LIMIT)
 
 
 def _each(crew, comms, function, limit):
