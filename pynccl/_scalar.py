@@ -39,11 +39,17 @@ def pack(scalar: object, dtype: str) -> bytes:
     OverflowError
         The value does not fit in `dtype`.
     """
-    if isinstance(scalar, (bool, str, bytes, complex)):
-        raise TypeError(f"premul_sum: scalar must be a real number, not {type(scalar).__name__!r}")
+    # What NumPy's scalars and 0-d arrays say of themselves; float() would drop an imaginary part.
+    kind = getattr(getattr(scalar, "dtype", None), "kind", "f")
+    if (
+        isinstance(scalar, (bool, str, bytes, complex))
+        or kind in "bcSU"
+        or getattr(scalar, "shape", ())
+    ):
+        raise _not_real(scalar)
     if dtype in _INTS:
         return _pack_int(scalar, dtype)
-    value = float(scalar)  # type: ignore[arg-type]
+    value = _real(scalar)
     exponent_bits, mantissa_bits, has_inf = _FLOATS[dtype]
     bits = _encode(value, exponent_bits, mantissa_bits, has_inf)
     if bits is None:
@@ -52,11 +58,22 @@ def pack(scalar: object, dtype: str) -> bytes:
     return struct.pack("=" + {1: "B", 2: "H", 4: "I", 8: "Q"}[size], bits)
 
 
+def _real(scalar: object) -> float:
+    try:
+        return float(scalar)  # type: ignore[arg-type]
+    except TypeError:
+        raise _not_real(scalar) from None
+
+
+def _not_real(scalar: object) -> TypeError:
+    return TypeError(f"premul_sum: scalar must be a real number, not {type(scalar).__name__!r}")
+
+
 def _pack_int(scalar: object, dtype: str) -> bytes:
     if hasattr(scalar, "__index__"):
         value = scalar.__index__()
     else:
-        real = float(scalar)  # type: ignore[arg-type]
+        real = _real(scalar)
         if not real.is_integer():
             raise TypeError(f"premul_sum: {scalar!r} is not a whole number, and dtype is {dtype}")
         value = int(real)

@@ -64,7 +64,9 @@ def issue(comm: Any, case: Case) -> Callable[[], None]:
     call = getattr(comm, case.name)
     # Off the root, what is given must be left alone: give it something to leave alone.
     out_blocks = nranks if spec.recv_blocks else 1
-    out = data.Guarded(content.dtype, (out_blocks * case.size,), offset=case.offset * content.itemsize)
+    out = data.Guarded(
+        content.dtype, (out_blocks * case.size,), offset=case.offset * content.itemsize
+    )
     given = x.array if sends else None
     if case.form == "out":
         result = call(given, out=out.array, **case.keywords())
