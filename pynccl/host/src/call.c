@@ -1,4 +1,11 @@
-/* The table of kinds, and fingerprints: packing them and saying them. No state. */
+/* The table of kinds, and fingerprints: packing them and saying them.
+ *
+ * A fingerprint holds everything that the ranks must agree about and nothing else (never grouping, stream,
+ * handle or scalar of an operation). It is the values themselves in bit fields, not a hash: two calls have
+ * equal fingerprints exactly if they agree, and a mismatch can be told from the two fingerprints alone.
+ *
+ * No state.
+ */
 #include "call.h"
 
 #include <inttypes.h>

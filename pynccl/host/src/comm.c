@@ -89,13 +89,22 @@ struct ncclComm *host_comm_new(void) {
     c->magic = MAGIC;
     host_publish32(&c->life, HOST_LIFE_NEW);
     c->generation = host_generation();
+    c->creator = host_thread_id();
     c->marker = -1;
     host_lock();
     c->serial = ++next_serial;
-    c->next = live;
-    live = c;
     host_unlock();
     return c;
+}
+
+uint32_t host_comm_creator(const struct host_map *map, int rank) {
+    uint32_t thread = 0;
+    host_lock();
+    for (const struct ncclComm *c = live; c && !thread; c = c->next)
+        if (c->map == map && c->rank == rank)
+            thread = c->creator;
+    host_unlock();
+    return thread;
 }
 
 void host_comm_ready(struct ncclComm *c) {
@@ -105,15 +114,24 @@ void host_comm_ready(struct ncclComm *c) {
     /* Every rank reduces everything in the one-shot path: n times the work, for one synchronisation. */
     c->one_shot = c->nranks <= 2 ? HOST_SLOT : (size_t)HOST_SLOT / (size_t)c->nranks;
     host_publish32(&c->life, HOST_LIFE_LIVE);
+    host_lock();
+    c->next = live;
+    live = c;
+    host_unlock();
 }
 
-static void bury(struct ncclComm *c, const char *by) {
+static void unlist(struct ncclComm *c) {
     host_lock();
     struct ncclComm **p = &live;
     while (*p && *p != c)
         p = &(*p)->next;
     if (*p)
         *p = c->next;
+    host_unlock();
+}
+
+static void bury(struct ncclComm *c, const char *by) {
+    host_lock();
     c->ended_by = by;
     host_publish32(&c->life, HOST_LIFE_GONE);
     c->next = NULL;
@@ -143,6 +161,7 @@ void host_comm_finalize(struct ncclComm *c) {
 
 void host_comm_end(struct ncclComm *c, enum host_state state, const char *by) {
     struct host_map *map = c->map;
+    unlist(c); /* others look at the map and rank of what is listed */
     c->map = NULL;
     if (map) {
         host_seat_leave(host_seat(map, c->rank), state);
@@ -235,7 +254,7 @@ void host_comm_break(struct ncclComm *c, ncclResult_t code, const char *text, co
     struct host_seat *seat = host_seat(c->map, c->rank);
     seat->code = code;
     snprintf(seat->text, sizeof seat->text, "%s", cause);
-    host_seat_leave(seat, HOST_BROKEN);
+    host_seat_leave(seat, host_observe32(&c->stop) ? HOST_ABORTED : HOST_BROKEN);
     ring_all(c->map);
 }
 

@@ -36,8 +36,9 @@ struct ncclComm {
     host_u32 life;       /* enum host_life */
     uint32_t serial;     /* of the process; a recycled handle gets a new one */
     uint32_t generation; /* of forks */
+    uint32_t creator;    /* thread */
     const char *ended_by;
-    struct ncclComm *next; /* in the list of live handles, or of spent ones */
+    struct ncclComm *next; /* in the list of complete handles, or of spent ones */
 
     host_u32 busy; /* thread inside a call, 0 if none */
     host_u32 stop; /* an abort wants the communicator empty */
@@ -71,6 +72,8 @@ void host_unlock(void);
 uint32_t host_thread_id(void);
 
 struct ncclComm *host_comm_new(void);
+/* The thread that created the given rank, if the rank lives in this process; else 0. */
+uint32_t host_comm_creator(const struct host_map *map, int rank);
 /* The communicator is complete: ranks, map and device are set. */
 void host_comm_ready(struct ncclComm *c);
 /* This rank will make no more calls. */

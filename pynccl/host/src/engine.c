@@ -143,24 +143,35 @@ static void give_up_all(struct round *r, ncclResult_t code, const char *what, co
     }
 }
 
-static int interrupted(void) {
+/* The hook's flags; PYNCCL_HOST_STOP and PYNCCL_HOST_ALONE. */
+static int ask_hook(void) {
     int (*hook)(void) = atomic_load(&interrupt_hook);
-    return hook && hook();
+    return hook ? hook() : 0;
+}
+
+/* How many processes to look at this time, and from which rank on. */
+static void set_look(struct round *r, struct host_watch *watch) {
+    int most = 0;
+    if (r->looked && watch->now - r->looked < LOOK_NS)
+        return;
+    /* A quarter of a large communicator at a time: everybody within a second. */
+    for (int i = 0; i < r->n; i++)
+        most = r->works[i]->comm->nranks > most ? r->works[i]->comm->nranks : most;
+    watch->look = 8 + most / 4;
+    watch->first = r->first < most ? r->first : 0;
+    r->first = watch->first + watch->look;
+    r->looked = watch->now;
 }
 
 /* What is looked at between sleeps. */
 static void examine(struct round *r, uint64_t now) {
-    struct host_watch watch = {now, 0, 0};
-    int most = 0;
-    if (now - r->looked >= LOOK_NS) {
-        /* A quarter of a large communicator at a time: everybody within a second. */
-        for (int i = 0; i < r->n; i++)
-            most = r->works[i]->comm->nranks > most ? r->works[i]->comm->nranks : most;
-        watch.look = 8 + most / 4;
-        watch.first = r->first < most ? r->first : 0;
-        r->first = watch.first + watch.look;
-        r->looked = now;
+    int flags = ask_hook();
+    if (flags & PYNCCL_HOST_STOP) {
+        give_up_all(r, ncclSystemError, "interrupted", "was interrupted");
+        return;
     }
+    struct host_watch watch = {.now = now, .alone = flags & PYNCCL_HOST_ALONE ? 1 : -1};
+    set_look(r, &watch);
     for (int i = 0; i < r->n; i++) {
         struct host_work *w = r->works[i];
         if (w->done || w->type == HOST_WORK_INIT || (w->before && !w->before->done))
@@ -175,8 +186,6 @@ static void examine(struct round *r, uint64_t now) {
         if ((w->result = host_examine(w, &watch, r->works, r->n, &t)) != ncclSuccess)
             fail(r, w, cause);
     }
-    if (interrupted())
-        give_up_all(r, ncclSystemError, "interrupted", "was interrupted");
 }
 
 static void wait_a_little(struct round *r) {

@@ -7,8 +7,8 @@
  *
  * Apart from the timeout an error needs proof. Dead: the process is gone, a zombie, or another one with the
  * same number. Unservable: the missing rank belongs to this process, and this process has no other thread
- * that could make the call. The Python layer says how many threads could (pyncclHostSetThreads), because
- * arithmetic libraries keep threads that never call anything; without it every thread counts.
+ * that could make the call. The binding's hook can say so (PYNCCL_HOST_ALONE) although there are others,
+ * because arithmetic libraries keep threads that never call anything; without a hook every thread counts.
  *
  * A rank that finds a dead peer writes that into the peer's seat, so the others need not look themselves.
  */
@@ -23,12 +23,6 @@
 #include <unistd.h>
 
 #define WARN_NS UINT64_C(10000000000)
-
-static int (*_Atomic threads_hook)(void);
-
-void host_set_threads(int (*count)(void)) {
-    atomic_store(&threads_hook, count);
-}
 
 /* ---- processes ------------------------------------------------------------------------------------- */
 
@@ -71,17 +65,15 @@ static int process_gone(int pid, uint64_t start) {
     return state == 'Z' || state == 'X' || (start && now != start);
 }
 
-int host_threads(void) {
-    int (*hook)(void) = atomic_load(&threads_hook);
-    if (hook)
-        return hook();
+/* Has this process no thread but the calling one? */
+static int is_only_thread(void) {
     int n = 0;
     DIR *d = opendir("/proc/self/task");
     for (struct dirent *e; d && (e = readdir(d)) != NULL;)
         n += isdigit((unsigned char)e->d_name[0]) != 0;
     if (d)
         closedir(d);
-    return n ? n : 2; /* unknown: claim nothing */
+    return n == 1;
 }
 
 /* ---- texts ----------------------------------------------------------------------------------------- */
@@ -148,7 +140,8 @@ static ncclResult_t left(struct host_work *w, int rank, enum host_state state, s
     if (state == HOST_BROKEN) {
         host_text_add(cause, "%s", seat->text);
         host_text_add(&t, ": rank %d (pid %d) gave up: %s", rank, (int)seat->pid, seat->text);
-        return host_fail((ncclResult_t)seat->code, "%s", buffer);
+        /* A system error (interrupt, lack of memory) was the other rank's own. */
+        return host_fail(seat->code == ncclSystemError ? ncclRemoteError : (ncclResult_t)seat->code, "%s", buffer);
     }
     host_text_add(&t, ": rank %d (pid %d) %s", rank, (int)seat->pid, how[state]);
     if (state != HOST_DEAD)
@@ -170,11 +163,23 @@ static ncclResult_t unservable(struct host_work *w, int rank, struct host_text *
     struct host_text t = {buffer, sizeof buffer, 0};
     host_work_text(&t, w);
     host_text_add(&t,
-        ": rank %d waits for rank %d, which only this thread could serve (pid %d has no other): put the calls "
-        "of all ranks of one thread between ncclGroupStart and ncclGroupEnd",
+        ": rank %d waits for rank %d, which only this thread could serve (no other thread of pid %d makes "
+        "calls): put the calls of all ranks of one thread between ncclGroupStart and ncclGroupEnd",
         w->comm->rank, rank, (int)getpid());
     host_text_add(cause, "%s", buffer);
     return host_fail(ncclInvalidUsage, "%s", buffer);
+}
+
+/* No proof, but the likely reason. */
+static void hint(struct host_text *t, const struct host_work *w) {
+    for (int r = missing(w, 0); r >= 0; r = missing(w, r + 1)) {
+        if (host_comm_creator(w->comm->map, r) != host_thread_id())
+            continue;
+        host_text_add(t,
+            "; rank %d was created by this same thread: if this thread is to serve it, the calls of its ranks "
+            "belong between ncclGroupStart and ncclGroupEnd", r);
+        return;
+    }
 }
 
 static ncclResult_t too_late(struct host_work *w, uint64_t waited, struct host_text *cause) {
@@ -183,6 +188,7 @@ static ncclResult_t too_late(struct host_work *w, uint64_t waited, struct host_t
     host_work_text(&t, w);
     host_text_add(&t, ": rank %d timed out after %.3g s waiting for ", w->comm->rank, (double)waited * 1e-9);
     list_missing(&t, w);
+    hint(&t, w);
     host_text_add(cause, "%s", buffer);
     return host_fail(ncclTimeout, "%s", buffer);
 }
@@ -193,6 +199,7 @@ static void warn(struct host_work *w) {
     host_work_text(&t, w);
     host_text_add(&t, ": rank %d has waited 10 s for ", w->comm->rank);
     list_missing(&t, w);
+    hint(&t, w);
     host_notice("%s", buffer);
     w->warned = 1;
 }
@@ -211,7 +218,7 @@ static enum host_state state_of(struct host_seat *seat, int look) {
 ncclResult_t host_examine(struct host_work *w, const struct host_watch *watch, struct host_work *const *all,
     int n, struct host_text *cause) {
     struct host_map *map = w->comm->map;
-    int alone = 0, looked = 0;
+    int alone = watch->alone, looked = 0;
     if (w->since == 0)
         w->since = watch->now;
     for (int r = missing(w, 0); r >= 0; r = missing(w, r + 1)) {
@@ -222,8 +229,8 @@ ncclResult_t host_examine(struct host_work *w, const struct host_watch *watch, s
         if (state > HOST_ACTIVE && missing(w, r) == r)
             return left(w, r, state, cause);
         if (look && seat->pid == (int)getpid() && !driven_here(w, r, all, n)) {
-            alone = alone ? alone : host_threads();
-            if (alone == 1)
+            alone = alone < 0 ? is_only_thread() : alone;
+            if (alone)
                 return unservable(w, r, cause);
         }
     }

@@ -8,13 +8,11 @@
  * even if the pid is used again. */
 uint64_t host_process_start(int pid);
 
-/* Threads of this process that could make a call: the hook's answer, or all there are. */
-int host_threads(void);
-
 struct host_watch {
     uint64_t now;
     int look;  /* how many processes may be looked at, which costs system calls; 0: not this time */
     int first; /* rank to begin with, so that all have their turn */
+    int alone; /* 1: no other thread of this process makes calls; -1: not known, count its threads */
 };
 
 /* A stalled work: is there proof that it can never go on, or has it waited long enough? Success if neither;

@@ -105,7 +105,6 @@ ncclResult_t host_run(struct host_work **works, int n);
 
 /* Hooks and defaults of the process or thread. */
 void host_set_interrupt(int (*hook)(void));
-void host_set_threads(int (*count)(void));
 void host_set_init_timeout(double seconds);
 double host_init_timeout(void);
 uint64_t host_timeout_ns(double seconds);
