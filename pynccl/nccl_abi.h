@@ -486,12 +486,16 @@ typedef const char *pynccl_text_t;
  * pyncclHostStamp           the stamp of the shared-memory format. Having the symbol means "not NCCL".
  * pyncclHostLastError       text of the calling thread's last error, "" if it had none; the text of
  *                           ncclGetLastError is the process's.
- * pyncclHostSetInterrupt    a hook of the process that sleeping calls poll every few ms. Non-zero ends the
- *                           wait: the call returns ncclSystemError and its communicator is broken. NULL
- *                           takes the hook away.
+ * pyncclHostSetInterrupt    a hook of the process that sleeping calls ask every few ms. PYNCCL_HOST_STOP in its
+ *                           answer ends the wait: the call returns ncclSystemError and its communicator is
+ *                           broken. PYNCCL_HOST_ALONE says that no other thread of the process can make a
+ *                           call, so that a wait for a rank of this thread is proved hopeless. NULL takes
+ *                           the hook away.
  * pyncclHostSetInitTimeout  seconds that creations started by this thread from now on may take, also those
  *                           that it queues in a group; < 0: the default.
  * pyncclHostSetTimeout      the same for every later wait of one communicator. */
+#define PYNCCL_HOST_STOP 1
+#define PYNCCL_HOST_ALONE 2
 #define HOST_SYMBOLS(X) \
     X(int, pyncclHostStamp, 1, (void)) \
     X(pynccl_text_t, pyncclHostLastError, 1, (void)) \
