@@ -66,16 +66,29 @@ cdef extern from *:
         return pthread_atfork(NULL, NULL, pynccl_after_fork);
     }
 
-    /* Called by a host-library call every few ms while it sleeps.  The exception that a signal
+    /* Whether the calling thread is the only one that runs Python.  Libraries have worker threads
+       of their own, so that the number of the process's threads says nothing. */
+    static int pynccl_alone(void) {
+        int threads = 0;
+        PyInterpreterState *interpreter = PyInterpreterState_Head();
+        for (; interpreter; interpreter = PyInterpreterState_Next(interpreter)) {
+            PyThreadState *thread = PyInterpreterState_ThreadHead(interpreter);
+            for (; thread; thread = PyThreadState_Next(thread)) threads++;
+        }
+        return threads == 1;
+    }
+
+    /* Asked by a host-library call every few ms while it sleeps.  The exception that a signal
        handler raises stays in the thread's state, where the returning call finds it. */
     static int pynccl_interrupt_hook(void) {
         PyGILState_STATE state;
-        int raised;
+        int answer;
         if (!Py_IsInitialized()) return 0;
         state = PyGILState_Ensure();
-        raised = PyErr_CheckSignals() != 0;
+        answer = PyErr_CheckSignals() != 0 ? PYNCCL_HOST_STOP : 0;
+        if (pynccl_alone()) answer |= PYNCCL_HOST_ALONE;
         PyGILState_Release(state);
-        return raised;
+        return answer;
     }
     """
     PyObject *pynccl_recorder
