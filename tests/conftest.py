@@ -10,7 +10,8 @@ if TESTS not in sys.path:
 import pytest  # noqa: E402
 
 import pynccl  # noqa: E402, F401  (once, before ranks start: an editable install compiles at import)
-from helpers.ranks import Crew, GroupWorld, ProcessWorld, ThreadWorld, create, new_id  # noqa: E402
+from helpers.ranks import Crew, GroupWorld, ProcessWorld, ThreadWorld, Worker, create, new_id  # noqa: E402
+from helpers.scripts import environment  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +79,13 @@ def crew():
     yield make
     for each in made:
         each.stop()
+
+
+@pytest.fixture(scope="session")
+def device_process():
+    """The process in which tests of `helpers.device` run: the stub driver is there from its start."""
+    from helpers.stubs import build_cuda_stub
+
+    worker = Worker(env=environment(PYNCCL_LIBCUDA=str(build_cuda_stub()), PYNCCL_LIBRARY=None))
+    yield worker
+    worker.kill()

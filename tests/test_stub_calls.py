@@ -1,14 +1,5 @@
-"""What reaches NCCL and the CUDA driver, seen by recording stand-ins for both: no GPU is needed.
+"""What reaches NCCL and the CUDA driver, seen by recording stand-ins for both: no GPU is needed."""
 
-Each test's body runs in one process that has the stub driver from its start.  Device memory is pretended:
-the driver says that some addresses are on a device, and nothing ever touches them.
-"""
-
-import contextlib
-import ctypes
-import functools
-import inspect
-import os
 import threading
 import time
 
@@ -17,95 +8,21 @@ import pytest
 
 import pynccl
 from helpers import oracle
-from helpers.ranks import Worker
-from helpers.scripts import environment
-from helpers.stubs import LATEST, CudaStub, NcclStub, build_cuda_stub, build_nccl_stub
-
-NRANKS, RANK = 4, 1
-BASE = 0x7E00_0000_0000  # of the pretended memory; far from anything real
-SPAN = 1 << 40  # bytes of it on each device
-
-
-@pytest.fixture(scope="module")
-def device_process():
-    """The process in which the tests' bodies run."""
-    worker = Worker(env=environment(PYNCCL_LIBCUDA=str(build_cuda_stub()), PYNCCL_LIBRARY=None))
-    yield worker
-    worker.kill()
-
-
-def on_device(body):
-    """Turn a test's body into a test that runs the body in the other process."""
-
-    def test(device_process, **arguments):
-        device_process.call("test_stub_calls", f"{body.__name__}.run", arguments)
-
-    signature = inspect.signature(body)
-    process = inspect.Parameter("device_process", inspect.Parameter.KEYWORD_ONLY)
-    given = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values()]
-    test.__signature__ = signature.replace(parameters=[process, *given])
-    test.__name__, test.__doc__ = body.__name__, body.__doc__
-    test.run = lambda arguments: body(**arguments)
-    return test
-
-
-@functools.cache
-def cuda():
-    """The stub driver."""
-    stub = CudaStub(build_cuda_stub())
-    stub.start()
-    return stub
-
-
-def forget(nccl):
-    """Empty the logs; device d has the addresses from ``BASE + d * SPAN``."""
-    nccl.reset()
-    cuda().reset()
-    for device in range(2):
-        cuda().memory(BASE + device * SPAN, SPAN, device)
-
-
-@contextlib.contextmanager
-def communicator(version=LATEST, device=0, **words):
-    """One rank of a communicator of the stub NCCL, and that stub with an empty log."""
-    path = build_nccl_stub(version)
-    nccl = NcclStub(path)
-    nccl.share(cuda())
-    cuda().make_current(cuda().primary(0))
-    uid = pynccl.unique_id(library=str(path))
-    comm = pynccl.Communicator(NRANKS, uid, RANK, device=device, library=str(path), **words)
-    forget(nccl)
-    try:
-        yield comm, nccl
-    finally:
-        nccl.reset()
-        comm.abort()
-
-
-class DeviceArray:
-    """Pretended device memory with a CUDA array interface."""
-
-    def __init__(self, place, shape, typestr="<f4", device=0, stream=None, version=3):
-        self.place = BASE + device * SPAN + place
-        self.shape = shape if isinstance(shape, tuple) else (shape,)
-        self.__cuda_array_interface__ = {
-            "shape": self.shape,
-            "typestr": typestr,
-            "data": (self.place, False),
-            "version": version,
-            "stream": stream,
-        }
-
-
-class Stream:
-    """An object with one attribute that says its handle."""
-
-    def __init__(self, **attributes):
-        self.__dict__.update(attributes)
-
+from helpers.device import (
+    NRANKS,
+    OUT,
+    RANK,
+    SPAN,
+    DeviceArray,
+    Stream,
+    X,
+    communicator,
+    cuda,
+    on_device,
+)
+from helpers.stubs import NcclStub, build_nccl_stub
 
 # What each call must say: the arguments of the method, the C function and its arguments.
-X, OUT = 0x1000, 0x9000
 CALLS = {
     "all_reduce": ((5, 5), {"op": "max"}, "ncclAllReduce", {"op": 2}),
     "reduce": ((5, 5), {"op": "avg", "root": RANK}, "ncclReduce", {"op": 4, "root": RANK}),
@@ -239,104 +156,6 @@ def test_other_dtypes_move_as_bytes():
             (call,) = nccl.calls
             assert call.datatype in (pynccl.DataType.UINT8, pynccl.DataType.INT8)
             assert count_of(call) == 3 * size
-
-
-# --- streams -------------------------------------------------------------------------------------------
-
-STREAMS = {
-    "nothing": (None, 0),
-    "0": (0, 0),
-    "1": (1, 1),
-    "2": (2, 2),
-    "64 bits": (2**64 - 8, 2**64 - 8),
-    "numpy": (np.uint64(2**63 + 8), 2**63 + 8),
-    "numba": ({"handle": 0x7F00_0000_0010}, 0x7F00_0000_0010),
-    "cupy": ({"ptr": 0x7F00_0000_0020}, 0x7F00_0000_0020),
-    "torch": ({"cuda_stream": 0x7F00_0000_0030}, 0x7F00_0000_0030),
-    "protocol": ({"__cuda_stream__": (0, 0x7F00_0000_0040)}, 0x7F00_0000_0040),
-}
-
-
-@pytest.mark.parametrize("which", STREAMS)
-@pytest.mark.parametrize("name", ["all_reduce", "scatter", "send"])
-@on_device
-def test_stream_reaches_nccl_as_the_same_integer(name, which):
-    given, wanted = STREAMS[which]
-    if isinstance(given, dict):
-        given = Stream(**given)
-    if which == "numba":
-        given.handle = ctypes.c_void_p(wanted)
-    with communicator() as (comm, nccl):
-        x, out = DeviceArray(X, 8), DeviceArray(OUT, 8 if name != "scatter" else 2)
-        if name == "send":
-            comm.send(x, 0, stream=given)
-        elif name == "scatter":
-            comm.scatter(x, out=out, root=RANK, stream=given)
-        else:
-            comm.all_reduce(x, out=out, stream=given)
-        assert nccl.calls[-1].stream & (2**64 - 1) == wanted
-
-
-@on_device
-def test_producers_stream_is_the_default():
-    with communicator() as (comm, nccl):
-        comm.all_reduce(DeviceArray(X, 4, stream=0x50), out=DeviceArray(OUT, 4))
-        assert nccl.calls[-1].stream == 0x50
-        comm.recv(DeviceArray(OUT, 4, stream=0x60), 0)
-        assert nccl.calls[-1].stream == 0x60
-
-
-@on_device
-def test_stream_0_of_an_array_is_refused():
-    with communicator() as (comm, nccl):
-        with pytest.raises(ValueError, match="stream"):
-            comm.all_reduce(DeviceArray(X, 4, stream=0), out=DeviceArray(OUT, 4))
-        assert nccl.names == []
-
-
-@pytest.mark.parametrize("producers", [1, 2])
-@pytest.mark.parametrize("way", ["call", "group", "replay"])
-@on_device
-def test_call_waits_for_the_streams_of_its_arrays(way, producers):
-    with communicator() as (comm, nccl):
-        first, second, mine = (cuda().stream(0) for _ in range(3))
-        x = DeviceArray(X, 4, stream=first)
-        out = DeviceArray(OUT, 4, stream=second if producers == 2 else mine)
-        if way == "call":
-            comm.all_reduce(x, out=out, stream=mine)
-        else:
-            with pynccl.group(run=way == "group") as plan:
-                comm.all_reduce(x, out=out, stream=mine)
-            if way == "replay":
-                assert cuda().of("cuEventRecord") == []
-                plan()
-        records, waits = cuda().of("cuEventRecord"), cuda().of("cuStreamWaitEvent")
-        assert [r.args["stream"] for r in records] == [first, second][:producers]
-        assert [w.args["stream"] for w in waits] == [mine] * producers
-        (call,) = nccl.of("ncclAllReduce")
-        for record, wait in zip(records, waits):
-            assert record.tick < wait.tick < call.tick
-
-
-@on_device
-def test_no_event_where_the_streams_agree_or_it_is_turned_off():
-    with communicator() as (comm, _):
-        mine, other = cuda().stream(0), cuda().stream(0)
-        same = DeviceArray(X, 4, stream=mine), DeviceArray(OUT, 4, stream=mine)
-        comm.all_reduce(same[0], out=same[1], stream=mine)
-        comm.all_reduce(same[0], out=same[1])
-        comm.all_reduce(DeviceArray(X, 4), out=DeviceArray(OUT, 4), stream=mine)
-        assert cuda().names.count("cuEventRecord") == 0
-        os.environ["PYNCCL_CAI_SYNC"] = "0"
-        try:
-            comm.all_reduce(DeviceArray(X, 4, stream=other), out=same[1], stream=mine)
-        finally:
-            del os.environ["PYNCCL_CAI_SYNC"]
-        assert cuda().names.count("cuEventRecord") == 0
-        cuda().capture(mine)
-        comm.all_reduce(DeviceArray(X, 4, stream=other), out=same[1], stream=mine)
-        cuda().capture(mine, 0)
-        assert cuda().names.count("cuEventRecord") == 0
 
 
 # --- places --------------------------------------------------------------------------------------------
