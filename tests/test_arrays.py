@@ -1,10 +1,132 @@
-"""Arrays of Numba's simulator through every collective, in a process that has the simulator on."""
+"""Every kind of array through every collective; Numba's simulator in a process that has it switched on."""
 
+import array
+
+import numpy as np
 import pytest
 
-from helpers import oracle, scripts
+from helpers import arrays, data, oracle, scripts
 
-pytest.importorskip("numba")
+NAMES = list(oracle.COLLECTIVES)
+SIZE = 6
+
+
+def wrapped(kind, values, shape):
+    """An array of a kind with these values, and a NumPy array of its memory."""
+    return kind.make(np.array(values).reshape(shape if kind.axes > 1 else -1))
+
+
+def exchange(comm, kind, other, name, dtype):
+    """One collective from an array of one kind into an array of another, and nothing else changes."""
+    spec = oracle.COLLECTIVES[name]
+    n, rank, root = comm.nranks, comm.rank, comm.nranks - 1
+    op = "sum" if spec.op else None
+    parts = data.inputs(name, arrays.dtype(dtype), n, SIZE)
+    wanted = oracle.expected(name, parts, op, root)[rank]
+    sends, receives = (spec.at(where, rank, root) for where in (spec.sends, spec.receives))
+    x, x_memory = wrapped(kind, parts[rank], (n, SIZE) if spec.send_blocks else (2, SIZE // 2))
+    before = np.full(SIZE * (n if spec.recv_blocks else 1), 1).astype(parts[rank].dtype)
+    out, out_memory = wrapped(other, before, (-1,))
+    words = ({"op": op} if op else {}) | ({"root": root} if spec.root else {})
+    result = getattr(comm, name)(x if sends else None, out=out if receives else None, **words)
+    what = f"{name} of {dtype} from {kind} into {other} on rank {rank}"
+    oracle.assert_same(x_memory, parts[rank], f"input of {what}")
+    oracle.assert_same(out_memory, before if wanted is None else wanted, what)
+    assert result is (out if receives else None), what
+
+
+def exchange_all(comm, kind, other, name, dtypes):
+    for dtype in dtypes:
+        exchange(comm, kind, other, name, dtype)
+
+
+def usable(name, *kinds):
+    """The dtypes that a collective takes and all of these kinds can hold."""
+    found = [dtype for dtype in kinds[0].dtypes if all(dtype in kind.dtypes for kind in kinds)]
+    if oracle.COLLECTIVES[name].op:
+        found = [dtype for dtype in found if dtype in arrays.ALL]
+    return found
+
+
+@pytest.mark.parametrize("kind", arrays.KINDS.values(), ids=repr)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kind_of_array_goes_through_every_collective(threads, name, kind):
+    dtypes = usable(name, kind)
+    assert dtypes
+    threads(2).run(exchange_all, kind, kind, name, dtypes)
+
+
+@pytest.mark.parametrize("kind", arrays.KINDS.values(), ids=repr)
+def test_kinds_mix_with_numpy_on_either_side(threads, kind):
+    plain = arrays.KINDS["numpy"]
+    for name in ("all_reduce", "all_gather", "scatter"):
+        threads(3).run(exchange_all, kind, plain, name, usable(name, kind, plain))
+        threads(3).run(exchange_all, plain, kind, name, usable(name, plain, kind))
+
+
+def messages(comm, kind):
+    for dtype in kind.dtypes:
+        values = data.values(arrays.dtype(dtype), SIZE, 1)
+        array_like, memory = wrapped(kind, values if comm.rank else np.zeros_like(values), (-1,))
+        if comm.rank:
+            comm.send(array_like, 0)
+        else:
+            assert comm.recv(array_like, 1) is array_like
+        oracle.assert_same(memory, values, (kind, dtype))
+
+
+@pytest.mark.parametrize("kind", arrays.KINDS.values(), ids=repr)
+def test_every_kind_of_array_is_sent_and_received(threads, kind):
+    threads(2).run(messages, kind)
+
+
+# What a call allocates for an input of each kind; the others must be given an output.
+RESULTS = {
+    "numpy": np.ndarray,
+    "subclass": np.ndarray,
+    "memoryview": memoryview,
+    "bytearray": bytearray,
+    "array": array.array,
+    "buffer": np.ndarray,
+}
+
+
+def allocated(comm, kind):
+    n = comm.nranks
+    for dtype in kind.dtypes:
+        parts = [data.values(arrays.dtype(dtype), SIZE, rank) for rank in range(n)]
+        x, _ = wrapped(kind, parts[comm.rank], (2, 3))
+        result = comm.all_gather(x)
+        assert type(result) is RESULTS[kind.name], (kind, dtype)
+        got = np.frombuffer(result, parts[0].dtype) if kind.axes == 1 else np.asarray(result)
+        if kind.axes > 1:
+            assert got.shape == (n, 2, 3), (kind, dtype)
+        oracle.assert_same(got.view(parts[0].dtype), np.concatenate(parts), (kind, dtype))
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_result_is_of_the_inputs_own_library(threads, name):
+    threads(2).run(allocated, arrays.KINDS[name])
+
+
+@pytest.mark.parametrize("name", sorted(set(arrays.KINDS) - set(RESULTS) - {"simulator"}))
+def test_array_of_an_unknown_library_needs_an_output(alone, name):
+    kind = arrays.KINDS[name]
+    x, _ = wrapped(kind, np.arange(6, dtype=kind.dtypes[0]), (2, 3))
+    with pytest.raises(TypeError, match=f"^all_gather: cannot allocate .*{type(x).__name__}.*out="):
+        alone.all_gather(x)
+
+
+def test_bytes_and_numpy_scalars_are_sent_and_what_comes_back_is_writable(alone):
+    gathered = alone.all_gather(b"abc")
+    assert type(gathered) is bytearray
+    assert gathered == b"abc"
+    total = alone.all_reduce(np.float32(2.5))
+    assert (type(total), total.shape, total.dtype) == (np.ndarray, (), np.float32)
+    assert total == 2.5
+
+
+# --- Numba's simulator ---------------------------------------------------------------------------------
 
 SETUP = """
 import numpy as np
