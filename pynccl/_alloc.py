@@ -38,10 +38,12 @@ def result(verb: str, x: Any, nranks: int, takes_blocks: bool, gives_blocks: boo
         Nothing is known of the library that `x` belongs to.
     """
     kind = type(x)
-    if kind is Buffer:
+    while kind is Buffer:
         x = x.obj
         kind = type(x)
     make = _KNOWN.get(kind) or _maker(kind)
+    if x is None:
+        raise TypeError(f"{verb}: x is raw memory, which says nothing of a result; pass out=")
     if make is None:
         raise TypeError(
             f"{verb}: cannot allocate a result like a {kind.__module__}.{kind.__qualname__}; pass out="
@@ -112,7 +114,13 @@ def _bytearray(x: Any, shape: Any) -> Any:
 def _memoryview(x: Any, shape: Any) -> Any:
     shape = x.shape if shape is None else shape
     flat = memoryview(bytearray(_product(shape) * x.itemsize))
-    return flat.cast(x.format, list(shape)) if shape else flat.cast(x.format)
+    try:
+        return flat.cast(x.format, list(shape)) if shape else flat.cast(x.format)
+    except ValueError:
+        # Python makes no memoryview of a format that only NumPy and ctypes write, such as complex.
+        raise TypeError(
+            f"cannot allocate a memoryview of format {x.format!r}; pass out=, or the array behind it"
+        ) from None
 
 
 def _product(shape: tuple[int, ...]) -> int:

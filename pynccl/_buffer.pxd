@@ -19,3 +19,4 @@ cdef int view(object obj, BufferView *out, const Ask *ask) except -1
 cdef class Buffer:
     cdef BufferView view        # view.owner is NULL: base holds it
     cdef object base            # the array, kept alive with its exports
+    cdef object said            # the dtype= that it was given

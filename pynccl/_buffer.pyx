@@ -311,6 +311,12 @@ cdef class Buffer:
                 release(&fresh)
         self.view = fresh
         self.base = base
+        self.said = dtype
+
+    @property
+    def obj(self):
+        """The array that it was made of; None for raw memory."""
+        return self.base[0] if type(self.base) is tuple else self.base
 
     @property
     def ptr(self):

@@ -9,7 +9,7 @@ from cpython.exc cimport PyErr_CheckSignals, PyErr_Occurred
 from cpython.object cimport PyObject
 from libc.string cimport memset
 
-from pynccl._buffer cimport Ask, BufferView, order_streams, release, view
+from pynccl._buffer cimport Ask, Buffer, BufferView, order_streams, release, view
 from pynccl._device cimport sync_stream
 from pynccl._call cimport (
     ALL_GATHER,
@@ -388,6 +388,8 @@ cdef class CommBase:
         self.ready(spec_of(kind).verb)
         if out is None:
             out = self.output(kind, x, root, dtype)
+            if dtype is None and type(x) is Buffer:
+                dtype = (<Buffer>x).said    # the result is like the array, which says too little
         views[0].owner = NULL
         views[1].owner = NULL
         try:
@@ -419,6 +421,8 @@ cdef class CommBase:
         self.ready(b"send_recv")
         if out is None:
             out = self.output(SEND_TO, x, dest, dtype)
+            if dtype is None and type(x) is Buffer:
+                dtype = (<Buffer>x).said
         for i in range(4):
             views[i].owner = NULL
         try:

@@ -1,10 +1,12 @@
 """Every kind of array through every collective; Numba's simulator in a process that has it switched on."""
 
 import array
+import sys
 
 import numpy as np
 import pytest
 
+import pynccl
 from helpers import arrays, data, oracle, scripts
 
 NAMES = list(oracle.COLLECTIVES)
@@ -91,9 +93,18 @@ RESULTS = {
 }
 
 
+# Python makes no memoryview of these.
+FOREIGN = ("complex64", "complex128", *(("float16",) if sys.version_info < (3, 12) else ()))
+
+
 def allocated(comm, kind):
     n = comm.nranks
     for dtype in kind.dtypes:
+        if kind.name == "memoryview" and dtype in FOREIGN:
+            x, _ = wrapped(kind, np.ones(6, dtype), (2, 3))
+            with pytest.raises(TypeError, match="cannot allocate a memoryview of format.*out="):
+                comm.all_gather(x)
+            continue
         parts = [data.values(arrays.dtype(dtype), SIZE, rank) for rank in range(n)]
         x, _ = wrapped(kind, parts[comm.rank], (2, 3))
         result = comm.all_gather(x)
@@ -115,6 +126,24 @@ def test_array_of_an_unknown_library_needs_an_output(alone, name):
     x, _ = wrapped(kind, np.arange(6, dtype=kind.dtypes[0]), (2, 3))
     with pytest.raises(TypeError, match=f"^all_gather: cannot allocate .*{type(x).__name__}.*out="):
         alone.all_gather(x)
+
+
+def test_result_for_a_buffer_of_another_dtype_is_like_the_array_behind_it(alone):
+    bits = np.array([0x3F80, 0x4000], np.uint16)  # 1.0 and 2.0 in bfloat16
+    total = alone.all_reduce(pynccl.Buffer(bits, "bfloat16"), op=alone.premul_sum(3, "bfloat16"))
+    assert type(total) is np.ndarray
+    assert total.dtype == np.uint16
+    assert total.tolist() == [0x4040, 0x40C0]
+    again = pynccl.Buffer(pynccl.Buffer(bits), "bfloat16")
+    assert alone.send_recv(again, 0).tolist() == bits.tolist()
+
+
+def test_result_for_raw_memory_must_be_given(alone):
+    x = np.arange(3.0)
+    raw = pynccl.Buffer(ptr=x.ctypes.data, count=3, dtype="float64")
+    with pytest.raises(TypeError, match="^all_reduce: x is raw memory.*out="):
+        alone.all_reduce(raw)
+    assert alone.all_reduce(raw, out=np.zeros(3)).tolist() == [0, 1, 2]
 
 
 def test_bytes_and_numpy_scalars_are_sent_and_what_comes_back_is_writable(alone):
