@@ -151,8 +151,8 @@ class Job:
         Seconds between asking a rank to end and killing it.
     stdout : int
         Descriptor to which the ranks' standard output goes.
-    pass_fds : sequence of int
-        Descriptors that all ranks inherit.
+    pass_fds : sequence of sequence of int
+        Descriptors that each rank inherits.
 
     Notes
     -----
@@ -168,7 +168,7 @@ class Job:
         prefix: bool = False,
         grace: float = 5.0,
         stdout: int = 1,
-        pass_fds: Sequence[int] = (),
+        pass_fds: Sequence[Sequence[int]] = (),
     ) -> None:
         self._commands = commands
         self._environments = environments
@@ -262,7 +262,7 @@ class Job:
             stderr=channel,
             start_new_session=True,
             preexec_fn=die_with_parent,
-            pass_fds=self._pass_fds,
+            pass_fds=self._pass_fds[number] if self._pass_fds else (),
         )
         self._ranks.append(_Rank(number, process))
         if alone:
@@ -288,7 +288,11 @@ class Job:
         self._selector.unregister(fd)
 
     def run(
-        self, until: Callable[[], bool] = lambda: False, timeout: float | None = None
+        self,
+        until: Callable[[], bool] = lambda: False,
+        *,
+        wake: float | None = None,
+        timeout: float | None = None,
     ) -> int | None:
         """Serve the ranks.
 
@@ -296,26 +300,47 @@ class Job:
         ----------
         until : callable
             Asked after each event; the job goes on, and `run` returns, when it says True.
+        wake : float, optional
+            Seconds after which `run` returns in any case; the job goes on.
         timeout : float, optional
             Seconds after which the ranks are stopped.
 
         Returns
         -------
         int or None
-            None if `until` ended it.  Else, when all ranks have ended: 0 if all went well; the exit
+            None if the job goes on.  Else, when all ranks have ended: 0 if all went well; the exit
             code of the first rank that failed, or 128 and its signal; 128 and the signal that this
             process got; 124 after the timeout.
         """
-        if self._until(until, timeout):
+        back = None if wake is None else time.monotonic() + wake
+
+        def enough() -> bool:
+            return until() or (back is not None and time.monotonic() >= back)
+
+        if self._until(enough, timeout, back):
             return None
         return self._code
 
-    def _until(self, until: Callable[[], bool], timeout: float | None = None) -> bool:
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self._ranks)
+
+    def code_of(self, number: int) -> int | None:
+        """Return how a rank ended: its exit code, or minus the signal; None while it runs."""
+        return self._ranks[number].code
+
+    def _until(
+        self,
+        until: Callable[[], bool],
+        timeout: float | None = None,
+        back: float | None = None,
+    ) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
+            self._collect()
             if until():
                 return True
-            self._collect()
             if all(rank.code is not None for rank in self._ranks):
                 self._tell_failures()
                 return False
@@ -330,7 +355,8 @@ class Job:
                 self._stop(signal.SIGTERM)
             while self._signals and now >= self._signals[0][0]:
                 self._send(self._signals.pop(0)[1])
-            self._turn(self._next(deadline))
+            times = [when for when in (self._next(deadline), back) if when is not None]
+            self._turn(min(times, default=None))
 
     def _next(self, deadline: float | None) -> float | None:
         """Return when something is to be done even if nothing happens."""
