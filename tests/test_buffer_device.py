@@ -1,4 +1,4 @@
-"""Which protocol speaks for an array when an NCCL communicator asks, seen at a recording stand-in for NCCL."""
+"""Which protocol speaks for an array when an NCCL communicator asks, seen at a recording stand-in."""
 
 import pytest
 

@@ -145,10 +145,14 @@ def block(said, itemsize):
     if count == 0:
         return 0, 0
     if strides is not None:
-        touched = {0}
-        for n, stride in zip(map(index, shape), map(index, strides), strict=True):
-            touched = {t + i * stride for t in touched for i in range(n)}
-        assert touched == set(range(0, count * itemsize, itemsize)), "not one block"
+        # Each axis steps over all that the faster ones hold.
+        axes = [
+            (s, n) for s, n in zip(map(index, strides), map(index, shape), strict=True) if n != 1
+        ]
+        assert axes in (sorted(axes), sorted(axes, reverse=True)), "neither C nor Fortran order"
+        for stride, n in sorted(axes):
+            assert stride == itemsize, "not one block"
+            itemsize *= n
     return index(said["data"][0]), count
 
 
