@@ -210,7 +210,11 @@ def test_a_rank_with_wrong_results_fails_the_run(tmp_path):
         ("os.kill(os.getpid(), 9)", r"rank 1 \(process \d+\) was killed by SIGKILL", 137),
         ("os._exit(7)", r"rank 1 \(process \d+\) exited with code 7", 7),
         ("os._exit(0)", r"pynccl perf: rank 1 ended before it was done", 1),
-        ("raise MemoryError('no more')", r"pynccl perf: rank 1: MemoryError: no more", 1),
+        (
+            "raise MemoryError('no more')",
+            r"pynccl perf: rank 1: MemoryError: no more \(sitecustomize.py, line \d+\)",
+            1,
+        ),
     ],
 )
 def test_a_rank_that_fails_is_a_sentence_and_no_hang(action, message, code, tmp_path):
@@ -292,6 +296,12 @@ def test_a_wrong_command_line_is_one_line_and_code_2(arguments, message, tmp_pat
     assert out == ""
     assert err.startswith("pynccl perf: ")
     assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_library_that_makes_no_sense_is_one_line(tmp_path):
+    _, err = run(code=2, cwd=tmp_path, env=os.environ | {"PYNCCL_LIBRARY": "nonsense"})
+    assert err.startswith("pynccl perf: library: 'nonsense' is neither")
     assert err.count("\n") == 1
 
 

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from typing import Any
 
 import numpy as np
@@ -249,11 +250,19 @@ def _serve(rank: int, channel: socket.socket, connect: Any) -> None:
         except BrokenPipeError:
             return  # the launcher is gone
         except Exception as error:
-            answer({"error": f"{type(error).__name__}: {error}"})
+            answer({"error": f"{type(error).__name__}: {error}{_where(error)}"})
             if comm is not None:
                 comm.abort()
             return
         comm.close()
+
+
+def _where(error: BaseException) -> str:
+    """Say where an error came from that is not one of pynccl's own, which say all there is to say."""
+    if isinstance(error, pynccl.PyncclError):
+        return ""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f" ({os.path.basename(frame.filename)}, line {frame.lineno})"
 
 
 def main() -> None:

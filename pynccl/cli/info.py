@@ -187,7 +187,10 @@ def _text(found: dict[str, Any]) -> str:
 def _library_text(name: str, library: dict[str, Any]) -> list[str]:
     if "error" in library:
         first, *rest = library["error"].splitlines()
-        return [*_wrapped(f"  {name:10}", first), *(f"            {line}" for line in rest)]
+        lines = _wrapped(f"  {name:10}", first)
+        for line in rest:
+            lines += _wrapped(" " * (12 + len(line) - len(line.lstrip())), line.strip())
+        return lines
     lines = _wrapped(
         f"  {name:10}", f"{library['kind']} {library['version']}  ({library['reason']})"
     )

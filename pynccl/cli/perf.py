@@ -160,7 +160,10 @@ def _library(choice: str | None) -> pynccl.Library:
     with warnings.catch_warnings():
         # The header says which library it is.
         warnings.simplefilter("ignore", pynccl.HostFallbackWarning)
-        return pynccl.library("auto" if choice is None else choice)
+        try:
+            return pynccl.library("auto" if choice is None else choice)
+        except ValueError as error:  # what PYNCCL_LIBRARY says makes no sense
+            raise UsageError(str(error)) from None
 
 
 def _choices(text: str, known: tuple[str, ...], what: str, aliases: dict[str, str]) -> list[str]:
