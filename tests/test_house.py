@@ -20,7 +20,8 @@ import pynccl
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "pynccl"
-INSTALLED = Path(pynccl.__file__).parent
+# Where the compiled modules are: in an editable install that is not where the Python files are.
+INSTALLED = Path(sys.modules["pynccl._nccl"].__file__).parent
 
 MAX_LINES = 600
 SOURCE = {".py", ".pyi", ".pyx", ".pxd", ".c", ".h", ".sh"}
