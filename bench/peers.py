@@ -42,6 +42,12 @@ def need(name: str) -> Any:
         raise Absent(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
 
 
+def preload(*paths: str) -> None:
+    """Load libraries so that a module linked against their names finds them."""
+    for path in paths:
+        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+
+
 def with_ctypes(null: NullLibraries) -> list[Case]:
     """Call through ctypes, as the wrapper inside a well-known inference engine does."""
     library = ctypes.CDLL(null.nccl)
@@ -62,7 +68,7 @@ def with_ctypes(null: NullLibraries) -> list[Case]:
 
 def with_cupy(null: NullLibraries) -> list[Case]:
     """Call CuPy's communicator, which takes bare integers and checks nothing."""
-    ctypes.CDLL(null.nccl, mode=ctypes.RTLD_GLOBAL)  # CuPy's module is linked against libnccl.so.2
+    preload(null.nccl)  # CuPy's module is linked against libnccl.so.2
     nccl = need("cupy_backends.cuda.libs.nccl")
     comm = nccl.NcclCommunicator(2, nccl.get_unique_id(), 0)
     return [
@@ -76,8 +82,7 @@ def with_cupy(null: NullLibraries) -> list[Case]:
 
 def with_nccl4py(null: NullLibraries) -> list[Case]:
     """Call nccl4py's low level (integers) and its array interface."""
-    ctypes.CDLL(null.cuda, mode=ctypes.RTLD_GLOBAL)
-    ctypes.CDLL(null.nccl, mode=ctypes.RTLD_GLOBAL)
+    preload(null.cuda, null.nccl)
     core = need("nccl.core")
     low = need("nccl.bindings.nccl")
     try:
