@@ -44,7 +44,7 @@ def pack(scalar: object, dtype: str) -> bytes:
     if (
         isinstance(scalar, (bool, str, bytes, complex))
         or kind in "bcSU"
-        or getattr(scalar, "shape", ())
+        or getattr(scalar, "shape", None)
     ):
         raise _not_real(scalar)
     if dtype in _INTS:
