@@ -7,6 +7,7 @@ recorded stays: calling the group runs the same calls on the same memory again.
 
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uintptr_t
 
 from pynccl._buffer cimport BufferView, order_streams
@@ -61,12 +62,16 @@ cdef class Group(Recorder):
         self.thread = threading.get_ident()
         self.outer = recorder()
         set_recorder(self)
+        Py_INCREF(self)         # by the thread, which may meet it after the user has lost it
         return self
 
     def __exit__(self, kind, value, traceback):
         if threading.get_ident() != self.thread:
             raise ValueError("group: the block must end on the thread that began it")
+        if recorder() is not self:
+            raise ValueError("group: the block must end after the groups that began inside of it")
         set_recorder(self.outer)
+        Py_DECREF(self)
         outer, self.outer = self.outer, None
         self.entered = False
         if kind is not None:

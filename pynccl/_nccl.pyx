@@ -57,7 +57,7 @@ cdef extern from *:
     """
     #include <pthread.h>
 
-    /* The open group of this thread; borrowed, its with-block holds it. */
+    /* The open group of this thread; it holds a reference to itself while it is open. */
     static _Thread_local PyObject *pynccl_recorder;
 
     /* How often this process or an ancestor has forked: a communicator does not survive a fork. */

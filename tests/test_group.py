@@ -164,6 +164,46 @@ def test_group_records_once_and_runs_only_when_it_has_ended(alone):
     assert "1 calls" in repr(plan)
 
 
+def test_group_that_is_lost_while_open_stays_open():
+    scripts.run("""
+        import gc
+        import numpy as np, pynccl
+        comm = pynccl.Communicator(1, pynccl.unique_id("host"), 0, library="host")
+        x, out = np.arange(3), np.zeros(3, int)
+        pynccl.group().__enter__()
+        gc.collect()
+        noise = [pynccl.group() for _ in range(1000)]
+        comm.all_reduce(x, out=out)
+        assert out.tolist() == [0, 0, 0]
+    """)
+
+
+def test_groups_end_in_the_opposite_order_and_on_their_thread(alone, crew):
+    outer, inner = pynccl.group(), pynccl.group()
+    out = np.zeros(1, int)
+    with outer:
+        inner.__enter__()
+        alone.all_reduce(np.array([7]), out=out)
+        with pytest.raises(ValueError, match="group: .*inside"):
+            outer.__exit__(None, None, None)
+        (elsewhere,) = crew(1).run(lambda i: inner.__exit__(None, None, None), 10)
+        assert isinstance(elsewhere.error, ValueError)
+        assert "thread" in str(elsewhere.error)
+        inner.__exit__(None, None, None)
+    assert out.tolist() == [7]
+    cases.sum_of_ranks(alone)
+
+
+def test_estimate_needs_a_finished_plan_and_no_open_group(alone):
+    plan = pynccl.group(run=False)
+    with pytest.raises(ValueError, match="group: .*simulated"):
+        plan.simulate()
+    with plan:
+        alone.all_reduce(np.array([1]), out=np.zeros(1, int))
+    with pynccl.group(), pytest.raises(ValueError, match="group: .*open group"):
+        plan.simulate()
+
+
 def test_exception_in_a_nested_group_abandons_the_whole(alone):
     a, b = np.full(2, -1), np.full(2, -1)
     with pytest.raises(KeyError), pynccl.group():
@@ -231,7 +271,7 @@ def test_grouped_reduces_keep_their_own_root_dtype_and_op(threads):
 
 
 def test_group_drives_several_ranks_from_one_thread(one_thread):
-    for nranks in (2, 3, 4):
+    for nranks in (2, 4):
         calls = cases.grid(oracle.COLLECTIVES, ["int32"], nranks, (0, 7), ["out", "new"])
         calls += cases.grid(oracle.COLLECTIVES, ["float32"], nranks, (70000,), ["out"])
         cases.warm(calls, nranks)
@@ -366,4 +406,5 @@ def test_ranks_of_one_thread_without_a_group_are_diagnosed():
             print(type(error).__name__, error)
     """)
     assert "InvalidUsageError" in told
-    assert "group" in told
+    assert "rank 1" in told
+    assert "group" in told.lower()

@@ -53,6 +53,35 @@ def test_ending_twice_is_fine_and_queries_still_answer():
             assert "closed" in repr(comm) or "aborted" in repr(comm)
 
 
+def test_communicator_is_created_by_its_class_and_once(alone):
+    with pytest.raises(ValueError, match="twice"):
+        alone.__init__(1, new_id(), 0, library="host")
+    unborn = pynccl.Communicator.__new__(pynccl.Communicator)
+    with pytest.raises(pynccl.CommunicatorClosedError, match="never created"):
+        unborn.all_reduce(np.arange(3))
+    unborn.close()
+    assert unborn.closed
+    assert "not created" in repr(unborn)
+
+
+def test_handle_is_an_address_while_the_communicator_is_open():
+    comm = create(1, new_id(), 0)
+    assert isinstance(comm.handle, int)
+    assert comm.handle > 4096
+    comm.close()
+    with pytest.raises(pynccl.CommunicatorClosedError, match="handle"):
+        _ = comm.handle
+
+
+def test_library_says_what_it_is(alone):
+    library = alone.library
+    assert library is pynccl.library("host")
+    assert library.kind == "host"
+    assert library.path in repr(library)
+    with pytest.raises(TypeError, match=r"pynccl\.library"):
+        pynccl.Library()
+
+
 def test_context_manager_closes_and_cannot_be_entered_again():
     with create(1, new_id(), 0) as comm:
         assert not comm.closed

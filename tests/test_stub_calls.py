@@ -247,6 +247,15 @@ def test_group_reaches_the_library_when_it_ends_and_not_before():
 
 
 @on_device
+def test_estimate_asks_the_library_and_runs_nothing():
+    with communicator() as (comm, nccl):
+        with pynccl.group(run=False) as plan:
+            comm.all_reduce(DeviceArray(X, 4), out=DeviceArray(OUT, 4))
+        assert isinstance(plan.simulate(), float)
+        assert nccl.names == ["ncclGroupStart", "ncclAllReduce", "ncclGroupSimulateEnd"]
+
+
+@on_device
 def test_group_is_ended_although_a_call_in_it_failed():
     with communicator() as (comm, nccl):
         x, out = DeviceArray(X, 4), DeviceArray(OUT, 4)
