@@ -151,7 +151,9 @@ cdef class Communicator(Collectives):
 
         def work():
             try:
-                results.append((<Communicator>self).create())
+                results.append(<int>(<Communicator>self).create())
+            except BaseException as error:
+                results.append(error)
             finally:
                 done.set()
 
@@ -168,6 +170,8 @@ cdef class Communicator(Collectives):
                     "other ranks inside NCCL until the process ends."
                 )
             raise
+        if isinstance(results[0], BaseException):
+            raise results[0]
         return self.created(<ncclResult_t><int>results[0])
 
     cdef ncclResult_t create(self) except *:
