@@ -448,6 +448,10 @@ def test_read_only_arrays_of_numpy_through_a_capsule():
         def __dlpack_device__(self):
             return memory.__dlpack_device__()
 
+    if np.lib.NumpyVersion(np.__version__) < "2.1.0":
+        with pytest.raises(BufferError, match="Cannot export readonly array"):  # NumPy's own words
+            Buffer(Wrapped())
+        return
     references = sys.getrefcount(memory)
     if np.lib.NumpyVersion(np.__version__) < "2.1.0":
         # Before DLPack 1.0 a capsule could not say "read-only", and such a NumPy hands out none.
