@@ -444,6 +444,14 @@ def test_a_buffer_of_a_buffer():
     assert sys.getrefcount(memory) == references - 1
 
 
+def test_the_array_behind_a_buffer():
+    for obj in (np.zeros(3), bytearray(3), DlpackArray(np.zeros(3)), CaiArray(np.zeros(3))):
+        assert Buffer(obj).obj is obj
+    pair = (ctypes.c_int * 2)()
+    assert Buffer(pair).obj is pair
+    assert Buffer(ptr=4096, count=1, dtype="int8").obj is None
+
+
 def test_a_buffer_is_made_once():
     buffer = Buffer(b"abc")
     with pytest.raises(TypeError, match="initialised already"):
