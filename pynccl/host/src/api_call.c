@@ -98,8 +98,6 @@ static ncclResult_t check_message(struct ncclComm *c, const struct host_call *ca
         return host_fail(ncclInvalidUsage,
             "%s : rank %d exchanges with itself outside of a group; put the send and its receive between "
             "ncclGroupStart and ncclGroupEnd", name_of(call), c->rank);
-    if (!host_comm_peers(c))
-        return host_fail(ncclSystemError, "%s : out of memory", name_of(call));
     return ncclSuccess;
 }
 
@@ -126,13 +124,13 @@ ncclResult_t host_api_call(
         return ncclSuccess;
     }
     call->nbytes = call->count * host_dtype_size(call->dtype);
-    struct host_work w = {.type = call->kind == HOST_SEND ? HOST_WORK_SEND
-                              : call->kind == HOST_RECV   ? HOST_WORK_RECV
-                                                          : HOST_WORK_COLLECTIVE,
-        .serial = comm->serial,
-        .comm = comm,
-        .call = *call};
-    return host_group_submit(&w);
+    struct host_work local, *w = host_group_work(&local);
+    if (!w)
+        return ncclSystemError;
+    host_work_set(w,
+        call->kind == HOST_SEND ? HOST_WORK_SEND : call->kind == HOST_RECV ? HOST_WORK_RECV : HOST_WORK_COLLECTIVE,
+        comm, call);
+    return host_group_submit(w);
 }
 
 /* ---- the functions --------------------------------------------------------------------------------- */

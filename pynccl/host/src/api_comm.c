@@ -57,23 +57,26 @@ static ncclResult_t check_creation(
 }
 
 static ncclResult_t create(ncclComm_t *newcomm, int nranks, int rank, const ncclUniqueId *id, int device) {
-    struct host_work w = {.type = HOST_WORK_INIT, .newcomm = newcomm};
-    struct ncclComm *c = host_comm_new();
-    if (!c)
-        return host_group_poison(host_fail(ncclSystemError, "CommInitRank : out of memory"));
+    struct host_work local, *w = host_group_work(&local);
+    struct ncclComm *c = w ? host_comm_new() : NULL;
+    struct host_init *init = c ? host_init_new(c, nranks, rank, (const uint8_t *)id->internal,
+                                     host_timeout_ns(host_init_timeout()))
+                               : NULL;
+    *newcomm = c;
+    if (!init) {
+        *newcomm = NULL;
+        if (c)
+            host_comm_end(c, HOST_DESTROYED, "the failure of its creation");
+        ncclResult_t code = host_fail(ncclSystemError, "CommInitRank : out of memory");
+        return w ? host_group_discard(w, code) : code;
+    }
     c->timeout = host_timeout_ns(-1);
     c->device = device;
-    w.comm = w.child = c;
-    w.serial = c->serial;
-    *newcomm = c;
-    w.init = host_init_new(
-        c, nranks, rank, (const uint8_t *)id->internal, host_timeout_ns(host_init_timeout()));
-    if (!w.init) {
-        *newcomm = NULL;
-        host_comm_end(c, HOST_DESTROYED, "the failure of its creation");
-        return host_group_poison(host_fail(ncclSystemError, "CommInitRank : out of memory"));
-    }
-    return host_group_submit(&w);
+    host_work_set(w, HOST_WORK_INIT, c, &(struct host_call){0});
+    w->newcomm = newcomm;
+    w->init = init;
+    w->child = c;
+    return host_group_submit(w);
 }
 
 ncclResult_t pncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId,
@@ -146,10 +149,13 @@ ncclResult_t pncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *new
         *newcomm = NULL;
     if (code)
         return host_group_poison(code);
-    struct host_work w = {.newcomm = newcomm};
-    if (!host_split_fill(&w, comm, color, key))
-        return host_group_poison(host_fail(ncclSystemError, "CommSplit : out of memory"));
-    return host_group_submit(&w);
+    struct host_work local, *w = host_group_work(&local);
+    if (!w)
+        return ncclSystemError;
+    if (!host_split_set(w, comm, color, key))
+        return host_group_discard(w, host_fail(ncclSystemError, "CommSplit : out of memory"));
+    w->newcomm = newcomm;
+    return host_group_submit(w);
 }
 HOST_EXPORT(ncclCommSplit);
 

@@ -126,6 +126,15 @@ static int reserve(struct host_work *w, size_t at, size_t bytes) {
     return !err;
 }
 
+static int reserve_slots(struct host_work *w) {
+    struct ncclComm *comm = w->comm;
+    for (uint64_t q = 0; q < 2; q++)
+        if (!reserve(w, (size_t)(host_slot(comm->map, q, comm->rank) - comm->map->base), HOST_SLOT))
+            return 0;
+    comm->slot_ready = 1;
+    return 1;
+}
+
 static enum host_step begin_pipeline(struct host_work *w) {
     struct ncclComm *comm = w->comm;
     struct host_collective *c = &w->u.collective;
@@ -134,6 +143,8 @@ static enum host_step begin_pipeline(struct host_work *w) {
     c->chunks = (w->call.nbytes + c->piece - 1) / c->piece;
     c->base = comm->chunk;
     comm->chunk += c->chunks;
+    c->in = c->red = c->out = 0;
+    c->at_in = c->at_red = c->at_out = 0;
     if (!comm->stage_ready) {
         const struct host_map *m = comm->map;
         if (!reserve(w, (size_t)(host_stage(m, c->me, 0) - m->base), HOST_PLACES * HOST_CHUNK))
@@ -155,6 +166,8 @@ static enum host_step begin(struct host_work *w) {
     c->me = comm->rank;
     c->nranks = comm->nranks;
     c->seq = ++comm->seq;
+    c->phase = ARRIVE;
+    c->arrived = c->differs = 0;
     if (c->nranks == 1)
         return alone(w);
     c->print = host_call_print(call);
@@ -165,7 +178,12 @@ static enum host_step begin(struct host_work *w) {
         if (begin_pipeline(w) == HOST_FAILED)
             return HOST_FAILED;
     } else if (is_source(w, c->me)) {
-        char *place = input <= HOST_INLINE ? (char *)line->data : host_slot(comm->map, c->seq, c->me);
+        char *place = (char *)line->data;
+        if (input > HOST_INLINE) {
+            if (!comm->slot_ready && !reserve_slots(w))
+                return HOST_FAILED;
+            place = host_slot(comm->map, c->seq, c->me);
+        }
         put_in(w, place, call->nbytes, 0, call->nbytes);
     }
     line->print = c->print;

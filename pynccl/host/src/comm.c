@@ -107,7 +107,10 @@ uint32_t host_comm_creator(const struct host_map *map, int rank) {
     return thread;
 }
 
-void host_comm_ready(struct ncclComm *c) {
+int host_comm_ready(struct ncclComm *c) {
+    c->peers = calloc((size_t)c->nranks, sizeof *c->peers);
+    if (!c->peers)
+        return 0;
     /* With a processor each, ranks answer within a microsecond: poll. Otherwise the one that is waited for
      * needs this processor: give it up soon. */
     c->spins = c->nranks <= host_cpus() ? MAX_SPINS : FEW_SPINS;
@@ -118,6 +121,7 @@ void host_comm_ready(struct ncclComm *c) {
     c->next = live;
     live = c;
     host_unlock();
+    return 1;
 }
 
 static void unlist(struct ncclComm *c) {
@@ -256,12 +260,6 @@ void host_comm_break(struct ncclComm *c, ncclResult_t code, const char *text, co
     snprintf(seat->text, sizeof seat->text, "%s", cause);
     host_seat_leave(seat, host_observe32(&c->stop) ? HOST_ABORTED : HOST_BROKEN);
     ring_all(c->map);
-}
-
-struct host_peer *host_comm_peers(struct ncclComm *c) {
-    if (!c->peers)
-        c->peers = calloc((size_t)c->nranks, sizeof *c->peers);
-    return c->peers;
 }
 
 /* ---- used ids -------------------------------------------------------------------------------------- */

@@ -52,8 +52,8 @@ struct ncclComm {
 
     uint64_t seq;   /* collectives begun */
     uint64_t chunk; /* chunks begun */
-    int stage_ready;
-    struct host_peer *peers; /* nranks of them, from the first message on */
+    int slot_ready, stage_ready; /* pages of my slots and stage exist */
+    struct host_peer *peers;     /* nranks of them */
     struct host_work *last_collective; /* of the group being run */
     const void *group;                 /* the group that entered, while it runs */
 
@@ -74,8 +74,8 @@ uint32_t host_thread_id(void);
 struct ncclComm *host_comm_new(void);
 /* The thread that created the given rank, if the rank lives in this process; else 0. */
 uint32_t host_comm_creator(const struct host_map *map, int rank);
-/* The communicator is complete: ranks, map and device are set. */
-void host_comm_ready(struct ncclComm *c);
+/* The communicator is complete: ranks, map and device are set. 0 if there is no memory. */
+int host_comm_ready(struct ncclComm *c);
 /* This rank will make no more calls. */
 void host_comm_finalize(struct ncclComm *c);
 /* Leave the segment as `state`, free what the handle holds, keep the handle as a tombstone. `by` is the
@@ -97,8 +97,6 @@ int host_comm_drain(struct ncclComm *c, uint64_t ns);
 void host_comm_break(struct ncclComm *c, ncclResult_t code, const char *text, const char *cause);
 /* Change this rank's state in the segment unless it has already left. */
 void host_seat_leave(struct host_seat *seat, enum host_state state);
-
-struct host_peer *host_comm_peers(struct ncclComm *c);
 
 /* Ids that this process has used up, for a communicator or for a creation that failed. */
 int host_id_is_spent(const uint8_t id[HOST_ID]);

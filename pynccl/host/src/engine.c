@@ -205,6 +205,27 @@ static void wait_a_little(struct round *r) {
     sleep_once(r);
 }
 
+/* ---- works ----------------------------------------------------------------------------------------- */
+
+void host_work_set(struct host_work *w, enum host_type type, struct ncclComm *c, const struct host_call *call) {
+    w->type = type;
+    w->done = w->entered = w->warned = 0;
+    w->result = ncclSuccess;
+    w->serial = c->serial;
+    w->comm = c;
+    w->before = NULL;
+    w->since = 0;
+    w->init = NULL;
+    w->newcomm = NULL;
+    w->wishes = NULL;
+    w->child = NULL;
+    w->call = *call;
+    if (type == HOST_WORK_COLLECTIVE || type == HOST_WORK_SPLIT)
+        w->u.collective.seq = 0;
+    else
+        w->u.message = (struct host_message){0};
+}
+
 /* ---- stepping -------------------------------------------------------------------------------------- */
 
 static enum host_step step_of(struct host_work *w) {

@@ -119,54 +119,58 @@ static ncclResult_t enter(struct host_work *w) {
     return code;
 }
 
-/* Each communicator once; `entered` works were looked at without an error. */
-static ncclResult_t enter_all(struct host_work **works, int n, int *entered) {
-    for (*entered = 0; *entered < n; ++*entered) {
-        struct host_work *w = works[*entered];
+/* Each communicator once. */
+static ncclResult_t enter_all(struct host_work **works, int n) {
+    for (int i = 0; i < n; i++) {
+        struct host_work *w = works[i];
         if (w->type == HOST_WORK_INIT || w->comm->group == works)
             continue;
         ncclResult_t code = enter(w);
         if (code)
             return code;
         w->comm->group = works;
+        w->entered = 1;
     }
     return ncclSuccess;
 }
 
+/* Once left, a communicator may be used by another thread: nothing of it is touched afterwards. */
 static void leave_all(struct host_work **works, int n) {
     for (int i = 0; i < n; i++) {
-        struct host_work **last = last_of(works[i]);
+        struct host_work **last = works[i]->comm->group == works ? last_of(works[i]) : NULL;
         if (last)
             *last = NULL;
     }
-    for (int i = 0; i < n; i++) {
-        struct ncclComm *c = works[i]->comm;
-        if (works[i]->type != HOST_WORK_INIT && c->group == works) {
-            c->group = NULL;
-            host_comm_leave(c);
-        }
-    }
+    for (int i = 0; i < n; i++)
+        if (works[i]->entered)
+            works[i]->comm->group = NULL;
+    for (int i = 0; i < n; i++)
+        if (works[i]->entered)
+            host_comm_leave(works[i]->comm);
 }
 
 /* ---- running --------------------------------------------------------------------------------------- */
 
-static ncclResult_t run(struct host_work **works, int n) {
-    int entered;
-    ncclResult_t code = enter_all(works, n, &entered);
-    if (!code)
-        code = pair_self(works, n);
-    if (!code) {
-        for (int i = 0; i < n; i++) {
-            struct host_work **last = last_of(works[i]);
-            if (last && !works[i]->done)
-                follow(works[i], last);
-        }
-        code = host_run(works, n);
+static ncclResult_t drive(struct host_work **works, int n) {
+    ncclResult_t code = pair_self(works, n);
+    for (int i = 0; i < n && !code; i++) {
+        struct host_work **last = last_of(works[i]);
+        if (last && !works[i]->done)
+            follow(works[i], last);
     }
-    for (int i = 0; i < n; i++) /* peers of a self message have no chain of their own to reset */
+    if (!code)
+        code = host_run(works, n);
+    for (int i = 0; i < n; i++) /* messages to oneself are in no chain */
         if (works[i]->type == HOST_WORK_SELF)
             works[i]->type = HOST_WORK_SEND;
-    leave_all(works, entered);
+    return code;
+}
+
+static ncclResult_t run(struct host_work **works, int n) {
+    ncclResult_t code = enter_all(works, n);
+    if (!code)
+        code = drive(works, n);
+    leave_all(works, n);
     int failed = 0;
     for (int i = 0; i < n; i++)
         failed |= works[i]->child != NULL && (!works[i]->done || works[i]->result);
@@ -213,30 +217,36 @@ static ncclResult_t run_now(struct host_work *w) {
     return code;
 }
 
-static ncclResult_t queue(const struct host_work *w) {
-    struct host_work *kept = malloc(sizeof *kept);
-    if (kept && group.n == group.room) {
-        int room = group.room ? 2 * group.room : 16;
-        struct host_work **more = realloc(group.works, (size_t)room * sizeof *more);
-        if (more) {
-            group.works = more;
-            group.room = room;
-        }
-    }
-    if (!kept || group.n == group.room) {
-        free(kept);
-        return host_fail(ncclSystemError, "out of memory");
-    }
-    *kept = *w;
-    group.works[group.n++] = kept;
-    return ncclSuccess;
+static int make_room(void) {
+    if (group.n < group.room)
+        return 1;
+    int room = group.room ? 2 * group.room : 16;
+    struct host_work **more = realloc(group.works, (size_t)room * sizeof *more);
+    if (!more)
+        return 0;
+    group.works = more;
+    group.room = room;
+    return 1;
+}
+
+struct host_work *host_group_work(struct host_work *local) {
+    if (!group.depth)
+        return local;
+    struct host_work *w = make_room() ? malloc(sizeof *w) : NULL;
+    if (!w)
+        host_group_poison(host_fail(ncclSystemError, "no memory for a call in a group"));
+    return w;
 }
 
 ncclResult_t host_group_submit(struct host_work *w) {
     if (!group.depth)
         return run_now(w);
-    ncclResult_t code = queue(w);
-    if (code)
-        dispose(w, 0);
+    group.works[group.n++] = w;
+    return ncclSuccess;
+}
+
+ncclResult_t host_group_discard(struct host_work *w, ncclResult_t code) {
+    if (group.depth)
+        free(w);
     return host_group_poison(code);
 }

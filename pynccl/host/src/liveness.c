@@ -17,10 +17,16 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
 
 #define WARN_NS UINT64_C(10000000000)
 
@@ -56,13 +62,26 @@ uint64_t host_process_start(int pid) {
     return read_stat(pid, &state, &start) == 1 ? start : 0;
 }
 
+/* A process whose first thread has ended looks like a zombie while its other threads go on. */
+static int has_threads(int pid) {
+    int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (fd < 0)
+        return 0;
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    int gone = poll(&p, 1, 0) == 1;
+    close(fd);
+    return !gone;
+}
+
 static int process_gone(int pid, uint64_t start) {
     char state = 0;
     uint64_t now = 0;
     int got = read_stat(pid, &state, &now);
     if (got <= 0)
         return got == 0;
-    return state == 'Z' || state == 'X' || (start && now != start);
+    if (state == 'Z' && start && now == start)
+        return !has_threads(pid);
+    return state == 'X' || (start && now != start);
 }
 
 /* Has this process no thread but the calling one? */
@@ -164,7 +183,7 @@ static ncclResult_t unservable(struct host_work *w, int rank, struct host_text *
     host_work_text(&t, w);
     host_text_add(&t,
         ": rank %d waits for rank %d, which only this thread could serve (no other thread of pid %d makes "
-        "calls): put the calls of all ranks of one thread between ncclGroupStart and ncclGroupEnd",
+        "calls): put the calls of all ranks of one thread in a group (ncclGroupStart, ncclGroupEnd)",
         w->comm->rank, rank, (int)getpid());
     host_text_add(cause, "%s", buffer);
     return host_fail(ncclInvalidUsage, "%s", buffer);
@@ -177,7 +196,7 @@ static void hint(struct host_text *t, const struct host_work *w) {
             continue;
         host_text_add(t,
             "; rank %d was created by this same thread: if this thread is to serve it, the calls of its ranks "
-            "belong between ncclGroupStart and ncclGroupEnd", r);
+            "belong in a group (ncclGroupStart, ncclGroupEnd)", r);
         return;
     }
 }

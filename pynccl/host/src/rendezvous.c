@@ -54,6 +54,7 @@ struct verdict {
 struct guest {
     int fd;
     int known; /* hello has arrived */
+    int pid;   /* as the kernel names it here; differs from hello.pid in another PID namespace */
     struct hello hello;
 };
 
@@ -141,10 +142,13 @@ static void mark(struct host_init *init) {
         close_fd(&init->marker);
 }
 
-static int same_user(int fd) {
+static int same_user(int fd, int *pid) {
     struct ucred cred;
     socklen_t size = sizeof cred;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &size) == 0 && cred.uid == geteuid();
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &size) != 0 || cred.uid != geteuid())
+        return 0;
+    *pid = (int)cred.pid;
+    return 1;
 }
 
 static void send_verdict(int to, const struct verdict *v, int segment) {
@@ -214,7 +218,8 @@ static void accept_guests(struct host_init *init) {
         int fd = accept4(init->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0)
             return;
-        if (!same_user(fd) || init->nguests >= 2 * HOST_MAX_RANKS) {
+        int pid;
+        if (!same_user(fd, &pid) || init->nguests >= 2 * HOST_MAX_RANKS) {
             close(fd);
             continue;
         }
@@ -228,7 +233,7 @@ static void accept_guests(struct host_init *init) {
             init->guests = more;
             init->room = room;
         }
-        init->guests[init->nguests++] = (struct guest){.fd = fd};
+        init->guests[init->nguests++] = (struct guest){.fd = fd, .pid = pid};
         struct epoll_event e = {.events = EPOLLIN};
         epoll_ctl(init->epoll, EPOLL_CTL_ADD, fd, &e);
     }
@@ -247,6 +252,11 @@ static void check_hello(struct host_init *init, const struct guest *g) {
         snprintf(text, sizeof text,
             "CommInitRank: ranks disagree about their number: rank %d (pid %d) says nranks=%d, rank %d "
             "(pid %d) says nranks=%d", self->rank, self->pid, self->nranks, h->rank, h->pid, h->nranks);
+        give_up(init, ncclInvalidUsage, text);
+    } else if (h->pid != g->pid) { /* then nobody could tell whether the other is alive */
+        snprintf(text, sizeof text,
+            "CommInitRank: rank %d (pid %d) and rank %d (pid %d, here %d) live in different PID namespaces; run "
+            "all ranks in one container", self->rank, self->pid, h->rank, h->pid, g->pid);
         give_up(init, ncclInvalidUsage, text);
     } else if ((other = hello_of(init, h->rank)) != NULL) {
         snprintf(text, sizeof text,
@@ -433,8 +443,9 @@ static enum host_step become_server(struct host_work *w, int fd) {
 
 static enum host_step become_guest(struct host_work *w, int fd) {
     struct host_init *init = w->init;
+    int pid;
     init->fd = fd;
-    if (!same_user(fd))
+    if (!same_user(fd, &pid))
         return fail(w, ncclInvalidUsage, "CommInitRank: this unique id is in use by another user's process");
     if (send(fd, &init->self, sizeof init->self, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
         return fail_errno(w, "cannot greet the other ranks");
@@ -501,7 +512,8 @@ enum host_step host_init_step(struct host_work *w) {
         init->comm->rank = init->self.rank;
         init->comm->nranks = init->self.nranks;
         host_id_spend(init->id);
-        host_comm_ready(init->comm);
+        if (!host_comm_ready(init->comm))
+            step = fail(w, ncclSystemError, "CommInitRank: out of memory");
     }
     return step;
 }

@@ -8,7 +8,7 @@
 
 #include "work.h"
 
-int host_split_fill(struct host_work *w, struct ncclComm *c, int color, int key) {
+int host_split_set(struct host_work *w, struct ncclComm *c, int color, int key) {
     size_t n = (size_t)c->nranks;
     struct host_wish *wishes = calloc(n + 1, sizeof *wishes);
     if (!wishes)
@@ -20,16 +20,14 @@ int host_split_fill(struct host_work *w, struct ncclComm *c, int color, int key)
         free(wishes);
         return 0;
     }
-    w->type = HOST_WORK_SPLIT;
-    w->comm = c;
-    w->serial = c->serial;
-    w->wishes = wishes;
-    w->call = (struct host_call){.send = own,
+    struct host_call call = {.send = own,
         .recv = wishes,
         .count = sizeof *own,
         .nbytes = sizeof *own,
         .kind = HOST_SPLIT,
         .dtype = ncclInt8};
+    host_work_set(w, HOST_WORK_SPLIT, c, &call);
+    w->wishes = wishes;
     return 1;
 }
 
