@@ -1,12 +1,4 @@
-from pynccl._call cimport Call, Place
-from pynccl._nccl cimport CommBase, Library, Recorder, ncclComm_t, ncclResult_t
-
-
-# One recorded call.  Handle and place lie inside the communicator, which the group holds.
-cdef struct Step:
-    Call call
-    const ncclComm_t *comm
-    const Place *at
+from pynccl._nccl cimport Library, Recorder, Step, ncclResult_t
 
 
 cdef class Group(Recorder):
@@ -29,7 +21,6 @@ cdef class Group(Recorder):
     cdef int launch(self) except -1
     cdef int claim(self) except -1
     cdef void occupy(self, int by) noexcept
-    cdef int order(self) except -1
     cdef ncclResult_t create_and_run(self, Py_ssize_t *failed) except *
     cdef int report(self, ncclResult_t result, Py_ssize_t failed) except -1
     cdef int drop(self) except -1

@@ -8,9 +8,8 @@ recorded stays: calling the group runs the same calls on the same memory again.
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport uintptr_t
 
-from pynccl._buffer cimport BufferView, order_streams
+from pynccl._buffer cimport BufferView
 from pynccl._call cimport Call
 from pynccl._nccl cimport (
     CommBase,
@@ -19,6 +18,7 @@ from pynccl._nccl cimport (
     NCCL_VERSION_CODE,
     PYNCCL_SIM_INFO_MAGIC,
     Recorder,
+    Step,
     dispatch,
     failure,
     interrupted,
@@ -27,8 +27,11 @@ from pynccl._nccl cimport (
     ncclResult_t,
     ncclSimInfo_t,
     ncclSuccess,
+    order_call,
     recorder,
+    run_steps,
     set_recorder,
+    went,
 )
 
 import threading
@@ -239,30 +242,23 @@ cdef class Group(Recorder):
         cdef ncclResult_t result
         cdef Py_ssize_t count = self.count
         cdef Py_ssize_t failed = -1
+        cdef Py_ssize_t i
         if self.library is None:
             return 0
         self.claim()
         api = self.library.api
         if self.waits and not api.is_host:
-            self.order()
+            for i in range(count):
+                order_call(&steps[i].call)
         if self.creations:
             result = self.create_and_run(&failed)
         else:
             self.occupy(1)
             with nogil:
-                result = native(api, steps, count, &failed)
+                result = run_steps(api, steps, count, &failed)
             self.occupy(-1)
         if result != ncclSuccess:
             self.report(result, failed)
-        return 0
-
-    cdef int order(self) except -1:
-        """Let the steps' streams wait for what the arrays' producers have queued by now."""
-        cdef Py_ssize_t i
-        cdef int k
-        for i in range(self.count):
-            for k in range(self.steps[i].call.n_after):
-                order_streams(self.steps[i].call.after[k], <uintptr_t>self.steps[i].call.stream)
         return 0
 
     cdef ncclResult_t create_and_run(self, Py_ssize_t *failed) except *:
@@ -275,13 +271,11 @@ cdef class Group(Recorder):
         self.occupy(1)
         try:
             for comm in creations:
-                if result == ncclSuccess:
+                if went(result):
                     result = comm.create()
-                    if result == ncclInProgress:
-                        result = ncclSuccess
             with nogil:
                 for i in range(self.count):
-                    if result == ncclSuccess:
+                    if went(result):
                         result = dispatch(api, self.steps[i].comm[0], self.steps[i].at,
                                           &self.steps[i].call)
                         failed[0] = i
@@ -290,7 +284,7 @@ cdef class Group(Recorder):
             with nogil:
                 end = api.ncclGroupEnd()
             self.occupy(-1)
-        if result == ncclSuccess:
+        if went(result):
             result = end
             failed[0] = -1
         error = None
@@ -321,27 +315,6 @@ cdef class Group(Recorder):
         if self.count > 1 and failed >= 0 and hasattr(error, "add_note"):
             error.add_note(f"It was call {failed + 1} of {self.count} in the group.")
         raise error
-
-
-cdef ncclResult_t native(const nccl_api *api, const Step *steps, Py_ssize_t count,
-                         Py_ssize_t *failed) noexcept nogil:
-    """Run the steps inside one group of the library; its end is reached also after a failure."""
-    cdef ncclResult_t result
-    cdef Py_ssize_t i
-    if count == 1:
-        # A group of one is the call itself.
-        failed[0] = 0
-        return dispatch(api, steps[0].comm[0], steps[0].at, &steps[0].call)
-    result = api.ncclGroupStart()
-    if result != ncclSuccess:
-        return result
-    for i in range(count):
-        result = dispatch(api, steps[i].comm[0], steps[i].at, &steps[i].call)
-        if result != ncclSuccess and result != ncclInProgress:
-            failed[0] = i
-            api.ncclGroupEnd()
-            return result
-    return api.ncclGroupEnd()
 
 
 def group(*, run=True):

@@ -330,6 +330,7 @@ cdef class CommBase:
     cdef int refuse(self, const char *verb) except -1
     cdef object run(self, Kind kind, object x, object out, object op, object root,
                     object stream, object dtype)
+    cdef int issue(self, const Call *call) except -1
     cdef object exchange(self, object x, object dest, object out, object source,
                          object stream, object dtype)
     cdef int meet(self, object stream) except -1
@@ -338,6 +339,13 @@ cdef class CommBase:
     cdef int settle(self, ncclResult_t result, const char *function) except -1
     cdef ncclResult_t create(self) except *
     cdef int created(self, ncclResult_t result) except -1
+
+
+# One recorded call.  Handle and place lie inside the communicator, which the recorder holds.
+cdef struct Step:
+    Call call
+    const ncclComm_t *comm
+    const Place *at
 
 
 cdef class Recorder:
@@ -351,6 +359,10 @@ cdef Recorder recorder()
 cdef void set_recorder(Recorder group) noexcept
 cdef ncclResult_t dispatch(const nccl_api *api, ncclComm_t comm, const Place *at,
                            const Call *call) noexcept nogil
+cdef ncclResult_t run_steps(const nccl_api *api, const Step *steps, Py_ssize_t count,
+                            Py_ssize_t *failed) noexcept nogil
+cdef bint went(ncclResult_t result) noexcept nogil
+cdef int order_call(const Call *call) except -1
 cdef Exception failure(ncclResult_t result, const char *function, const nccl_api *api,
                        ncclComm_t comm, object rank)
 cdef int interrupted() except -1

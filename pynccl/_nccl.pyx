@@ -333,17 +333,54 @@ cdef ncclResult_t pairwise(const nccl_api *api, ncclComm_t comm, const Place *at
     if result != ncclSuccess:
         return result
     for peer in range(at.nranks):
-        if result == ncclSuccess and (kind == ALL_TO_ALL or kind == SCATTER and root):
+        if went(result) and (kind == ALL_TO_ALL or kind == SCATTER and root):
             result = api.ncclSend(send + peer * block, call.count, dtype, peer, comm, stream)
-        elif result == ncclSuccess and kind == GATHER and peer == call.root:
+        elif went(result) and kind == GATHER and peer == call.root:
             result = api.ncclSend(send, call.count, dtype, peer, comm, stream)
-        if result == ncclSuccess and (kind == ALL_TO_ALL or kind == GATHER and root):
+        if went(result) and (kind == ALL_TO_ALL or kind == GATHER and root):
             result = api.ncclRecv(recv + peer * block, call.count, dtype, peer, comm, stream)
-        elif result == ncclSuccess and kind == SCATTER and peer == call.root:
+        elif went(result) and kind == SCATTER and peer == call.root:
             result = api.ncclRecv(recv, call.count, dtype, peer, comm, stream)
     # The end is reached whatever happened, or the library's group would stay open on this thread.
     end = api.ncclGroupEnd()
-    return end if result == ncclSuccess else result
+    return end if went(result) else result
+
+
+cdef bint went(ncclResult_t result) noexcept nogil:
+    """Whether a call was taken: a nonblocking communicator may answer that it is in progress."""
+    return result == ncclSuccess or result == ncclInProgress
+
+
+cdef ncclResult_t run_steps(const nccl_api *api, const Step *steps, Py_ssize_t count,
+                            Py_ssize_t *failed) noexcept nogil:
+    """Run calls inside one group of the library; its end is reached also after a failure.
+
+    `failed` becomes the index of the call that failed, and stays as it is when the group did.
+    """
+    cdef ncclResult_t result
+    cdef Py_ssize_t i
+    if count == 1:
+        # A group of one is the call itself.
+        failed[0] = 0
+        return dispatch(api, steps[0].comm[0], steps[0].at, &steps[0].call)
+    result = api.ncclGroupStart()
+    if result != ncclSuccess:
+        return result
+    for i in range(count):
+        result = dispatch(api, steps[i].comm[0], steps[i].at, &steps[i].call)
+        if not went(result):
+            failed[0] = i
+            api.ncclGroupEnd()
+            return result
+    return api.ncclGroupEnd()
+
+
+cdef int order_call(const Call *call) except -1:
+    """Let the call's stream wait for what the arrays' producers have queued by now."""
+    cdef int i
+    for i in range(call.n_after):
+        order_streams(call.after[i], <uintptr_t>call.stream)
+    return 0
 
 
 # ---- communicators: the way of a call ------------------------------------------------------------
@@ -383,8 +420,6 @@ cdef class CommBase:
         """Check one call, then make it or hand it to the open group."""
         cdef BufferView[2] views
         cdef Call call
-        cdef ncclResult_t result
-        cdef int i
         self.ready(spec_of(kind).verb)
         if out is None:
             out = self.output(kind, x, root, dtype)
@@ -397,27 +432,33 @@ cdef class CommBase:
             if pynccl_recorder is not NULL:
                 (<Recorder>pynccl_recorder).record(self, &call, views, x, out, op)
                 return out if call.receives else None
-            if not self.at.host:
-                for i in range(call.n_after):
-                    order_streams(call.after[i], <uintptr_t>call.stream)
-            self.busy += 1
-            with nogil:
-                result = dispatch(self.api, self.handle, &self.at, &call)
-            self.busy -= 1
-            if result != ncclSuccess:
-                self.settle(result, call.spec.function)
+            self.issue(&call)
         finally:
             release(&views[0])
             release(&views[1])
         return out if call.receives else None
 
+    cdef int issue(self, const Call *call) except -1:
+        """Make one checked call."""
+        cdef ncclResult_t result
+        if call.n_after and not self.at.host:
+            order_call(call)
+        self.busy += 1
+        with nogil:
+            result = dispatch(self.api, self.handle, &self.at, call)
+        self.busy -= 1
+        if result != ncclSuccess:
+            self.settle(result, call.spec.function)
+        return 0
+
     cdef object exchange(self, object x, object dest, object out, object source,
                          object stream, object dtype):
         """Send and receive at once: two checked calls inside one group of the library."""
         cdef BufferView[4] views
-        cdef Call[2] calls
-        cdef ncclResult_t result, end
-        cdef int i, k
+        cdef Step[2] steps
+        cdef ncclResult_t result
+        cdef Py_ssize_t failed = -1
+        cdef int i
         self.ready(b"send_recv")
         if out is None:
             out = self.output(SEND_TO, x, dest, dtype)
@@ -426,30 +467,28 @@ cdef class CommBase:
         for i in range(4):
             views[i].owner = NULL
         try:
-            bind(&calls[0], &views[0], SEND_TO, &self.at, x, None, None, dest, stream, dtype)
-            bind(&calls[1], &views[2], RECV_FROM, &self.at, None, out, None, source, stream, dtype)
+            bind(&steps[0].call, &views[0], SEND_TO, &self.at, x, None, None, dest, stream, dtype)
+            bind(&steps[1].call, &views[2], RECV_FROM, &self.at, None, out, None, source, stream,
+                 dtype)
             disjoint(b"send_recv", &views[0], &views[3])
             if pynccl_recorder is not NULL:
-                (<Recorder>pynccl_recorder).record(self, &calls[0], &views[0], x, None, None)
-                (<Recorder>pynccl_recorder).record(self, &calls[1], &views[2], None, out, None)
+                (<Recorder>pynccl_recorder).record(self, &steps[0].call, &views[0], x, None, None)
+                (<Recorder>pynccl_recorder).record(self, &steps[1].call, &views[2], None, out, None)
                 return out
-            if not self.at.host:
-                for k in range(2):
-                    for i in range(calls[k].n_after):
-                        order_streams(calls[k].after[i], <uintptr_t>calls[k].stream)
+            for i in range(2):
+                steps[i].comm = &self.handle
+                steps[i].at = &self.at
+                if steps[i].call.n_after and not self.at.host:
+                    order_call(&steps[i].call)
             self.busy += 1
             with nogil:
-                result = self.api.ncclGroupStart()
-                if result == ncclSuccess:
-                    for k in range(2):
-                        if result == ncclSuccess:
-                            result = dispatch(self.api, self.handle, &self.at, &calls[k])
-                    end = self.api.ncclGroupEnd()
-                    if result == ncclSuccess:
-                        result = end
+                result = run_steps(self.api, steps, 2, &failed)
             self.busy -= 1
             if result != ncclSuccess:
-                self.settle(result, b"ncclGroupEnd")
+                if failed < 0:
+                    self.settle(result, b"ncclGroupEnd")
+                else:
+                    self.settle(result, steps[failed].call.spec.function)
         finally:
             for i in range(4):
                 release(&views[i])
@@ -478,12 +517,7 @@ cdef class CommBase:
                 if result != ncclSuccess:
                     raise failure(result, b"ncclMemAlloc", self.api, self.handle, self.at.rank)
             call.send = call.recv = self.token
-        self.busy += 1
-        with nogil:
-            result = dispatch(self.api, self.handle, &self.at, &call)
-        self.busy -= 1
-        if result != ncclSuccess:
-            self.settle(result, call.spec.function)
+        self.issue(&call)
         if not self.at.host:
             sync_stream(<uintptr_t>call.stream)
         return 0
