@@ -152,8 +152,9 @@ static void create(void) {
     OK(ncclGetUniqueId(&shared.id));
     if (which == 4)
         memset(shared.id.internal + 96, 0, 32);
+    pid_t children[2];
     for (int p = 0; p < 2; p++) {
-        if (fork())
+        if ((children[p] = fork()) != 0)
             continue;
         alarm(5);
         ncclComm_t c, d;
@@ -178,7 +179,7 @@ static void create(void) {
         exit(0);
     }
     for (int p = 0, status; p < 2; p++)
-        CHECK(wait(&status) > 0 && status == 0, "creation case %d: status %#x", which, status);
+        CHECK(waitpid(children[p], &status, 0) > 0 && status == 0, "creation case %d: status %#x", which, status);
 }
 
 /* ---- threads ---- */
@@ -362,10 +363,41 @@ static void groups(void) {
         OK(ncclCommDestroy(c[r]));
 }
 
+/* A call that hangs says after ten seconds for whom it waits; runs beside the other tests. */
+static void hangs(struct seats *s) {
+    float x = 1;
+    if (s->first == 1)
+        sleep(12);
+    OK(ncclAllReduce(&x, &x, 1, ncclFloat32, ncclSum, s->comms[0], NULL));
+}
+
+static FILE *start_hanging(void) {
+    int ends[2];
+    CHECK(pipe(ends) == 0, "no pipe");
+    if (fork() == 0) {
+        dup2(ends[1], 2);
+        close(ends[1]);
+        _exit(world_run(2, 1, WORLD_THREADS, 30, hangs));
+    }
+    close(ends[1]);
+    return fdopen(ends[0], "r");
+}
+
+static void end_hanging(FILE *f) {
+    char line[1024] = "", rest[64];
+    int status;
+    CHECK(fgets(line, sizeof line, f) && strstr(line, "AllReduce #1: rank 0 has waited 10 s for rank 1 (pid "),
+        "%s", line);
+    CHECK(!fgets(rest, sizeof rest, f), "more than one line: %s", rest);
+    CHECK(wait(&status) > 0 && status == 0, "%#x", status);
+    fclose(f);
+}
+
 int main(void) {
     double begin = seconds_now();
     groups();
     nothing_leaks();
+    FILE *hanging = start_hanging();
     ungrouped(0, 0);
     ungrouped(1, 0);
     ungrouped(1, 1);
@@ -384,6 +416,7 @@ int main(void) {
     CHECK(!world_run(2, 1, WORLD_THREADS, 10, interrupted), "interrupt");
     CHECK(!world_run(2, 1, WORLD_THREADS, 10, forked), "fork");
     CHECK(!world_run(1, 2, WORLD_THREADS, 10, aborted_from_outside), "abort");
+    end_hanging(hanging);
     printf("%.2f s\n", seconds_now() - begin);
     return 0;
 }
