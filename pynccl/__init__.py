@@ -19,7 +19,7 @@ except ImportError as error:
         raise ImportError(
             f"pynccl was imported from {_os.path.dirname(__file__)}, a source tree that is not "
             f"compiled. Run from another folder, use the console scripts (`pynccl`, `pytest`) or "
-            f"`python -P`, or make an editable install (see CONTRIBUTING.md)."
+            f"`python -P` (3.11), or make an editable install (see CONTRIBUTING.md)."
         ) from error
     raise
 

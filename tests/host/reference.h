@@ -8,6 +8,7 @@
 #define PYNCCL_TESTS_REFERENCE_H
 
 #include <stdint.h>
+#include <string.h>
 
 #include "reduce.h"
 
@@ -242,19 +243,17 @@ static uint64_t ref_reciprocal(int dtype, int nranks) {
   return ref_encode(&formats[dtype], ref_decode(&formats[F32], ref_encode(&formats[F32], x)));
 }
 
-/* Elements by index, from buffers of any alignment. */
+/* Elements by index, from buffers of any alignment; little-endian, as every machine this library runs on. */
 static uint64_t ref_get(int dtype, const void *data, size_t i) {
   uint64_t pattern = 0;
   size_t size = (size_t)formats[dtype].bits / 8;
-  for (size_t b = 0; b < size; b++) /* little-endian, as every machine this library runs on */
-    pattern |= (uint64_t)((const unsigned char *)data)[i * size + b] << (8 * b);
+  memcpy(&pattern, (const char *)data + i * size, size);
   return pattern;
 }
 
 static void ref_put(int dtype, void *data, size_t i, uint64_t pattern) {
   size_t size = (size_t)formats[dtype].bits / 8;
-  for (size_t b = 0; b < size; b++)
-    ((unsigned char *)data)[i * size + b] = (unsigned char)(pattern >> (8 * b));
+  memcpy((char *)data + i * size, &pattern, size);
 }
 
 #endif
