@@ -99,8 +99,11 @@ def test_ctrl_c_ends_a_waiting_call(call):
     code = (
         PAIR
         + f"""
-other = []
-threading.Thread(target=lambda: other.append(create(1)), daemon=True).start()
+def other():        # it stays: with nobody left to make rank 1's call, waiting would be an error at once
+    comm = create(1)
+    time.sleep(60)
+
+threading.Thread(target=other, daemon=True).start()
 comm = create(0)
 print("waiting", flush=True)
 try:
