@@ -178,6 +178,8 @@ static void examine(struct round *r, uint64_t now) {
             continue;
         if (host_observe32(&w->comm->stop)) {
             w->result = host_fail(ncclInvalidUsage, "the communicator was aborted during the call");
+            /* The peers hear of an abort, not of an error that they would have to repeat. */
+            host_seat_leave(host_seat(w->comm->map, w->comm->rank), HOST_ABORTED);
             fail(r, w, "aborted");
             continue;
         }

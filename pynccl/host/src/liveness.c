@@ -119,7 +119,7 @@ static int missing(const struct host_work *w, int from) {
     case HOST_WORK_COLLECTIVE:
         return host_collective_missing(w, from);
     case HOST_WORK_SPLIT:
-        return w->init ? -1 : host_collective_missing(w, from);
+        return host_split_missing(w, from);
     case HOST_WORK_SEND:
     case HOST_WORK_RECV:
         return host_message_missing(w, from);
@@ -234,7 +234,7 @@ static enum host_state state_of(struct host_seat *seat, int look) {
     return state;
 }
 
-ncclResult_t host_examine(struct host_work *w, const struct host_watch *watch, struct host_work *const *all,
+static ncclResult_t verdict_on(struct host_work *w, const struct host_watch *watch, struct host_work *const *all,
     int n, struct host_text *cause) {
     struct host_map *map = w->comm->map;
     int alone = watch->alone, looked = 0;
@@ -256,7 +256,15 @@ ncclResult_t host_examine(struct host_work *w, const struct host_watch *watch, s
     uint64_t waited = watch->now - w->since;
     if (waited > w->comm->timeout && missing(w, 0) >= 0)
         return too_late(w, waited, cause);
-    if (waited > WARN_NS && !w->warned && missing(w, 0) >= 0)
+    if (waited > WARN_NS && !w->warned && !w->init && missing(w, 0) >= 0)
         warn(w);
     return ncclSuccess;
+}
+
+ncclResult_t host_examine(struct host_work *w, const struct host_watch *watch, struct host_work *const *all,
+    int n, struct host_text *cause) {
+    ncclResult_t code = verdict_on(w, watch, all, n, cause);
+    if (code && w->init)
+        host_init_tell(w->init, code, host_fail_text());
+    return code;
 }

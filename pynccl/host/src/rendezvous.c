@@ -372,7 +372,23 @@ static enum host_step serve(struct host_work *w) {
     return init->here > before ? HOST_MOVED : HOST_STALLED;
 }
 
+int host_init_here(const struct host_init *init, int rank) {
+    return init->state != SERVE || hello_of(init, rank) != NULL;
+}
+
+void host_init_tell(struct host_init *init, ncclResult_t code, const char *text) {
+    if (init->state == SERVE)
+        give_up(init, code, text);
+}
+
 /* ---- joining --------------------------------------------------------------------------------------- */
+
+/* The process that bound the socket, which is the one that listens; 0 if it cannot be told. */
+static int server_pid(int fd) {
+    struct ucred cred = {0, 0, 0};
+    socklen_t size = sizeof cred;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &size) == 0 ? (int)cred.pid : 0;
+}
 
 static enum host_step heed(struct host_work *w, const struct verdict *v, int segment) {
     struct host_init *init = w->init;
@@ -399,9 +415,13 @@ static enum host_step join(struct host_work *w) {
         close_fd(&segment);
         return step;
     }
-    if (got >= 0 || (errno != EAGAIN && errno != EINTR))
-        return fail(w, ncclRemoteError,
-            "CommInitRank: the rank that gathered the others went away while the communicator was created");
+    if (got >= 0 || (errno != EAGAIN && errno != EINTR)) {
+        char text[256];
+        snprintf(text, sizeof text,
+            "CommInitRank: rank %d: the rank that gathered the others (pid %d) went away while the communicator "
+            "was created", init->self.rank, server_pid(init->fd));
+        return fail(w, ncclRemoteError, text);
+    }
     uint64_t now = host_now();
     if (now - init->begun <= init->timeout)
         return HOST_STALLED;

@@ -36,21 +36,41 @@ static int precedes(const struct host_wish *wishes, int a, int b) {
     return wishes[a].key != wishes[b].key ? wishes[a].key < wishes[b].key : a < b;
 }
 
+static int child_rank(const struct host_work *w, int r) {
+    const struct host_wish *all = w->wishes;
+    int rank = 0;
+    for (int p = 0; p < w->comm->nranks; p++)
+        rank += all[p].color == all[r].color && precedes(all, p, r);
+    return rank;
+}
+
+/* A rank that dies between the two halves leaves a child that waits for somebody whom it does not know:
+ * the parent's seats tell. Nobody leaves the parent in peace while the child is incomplete. */
+int host_split_missing(const struct host_work *w, int from) {
+    if (!w->init)
+        return host_collective_missing(w, from);
+    int me = w->comm->rank;
+    for (int r = from; r < w->comm->nranks; r++)
+        if (r != me && w->wishes[r].color == w->wishes[me].color &&
+            !host_init_here(w->init, child_rank(w, r)))
+            return r;
+    return -1;
+}
+
 static enum host_step create_child(struct host_work *w) {
     struct ncclComm *parent = w->comm;
     const struct host_wish *all = w->wishes;
-    int me = parent->rank, first = me, rank = 0, nranks = 0;
+    int me = parent->rank, first = me, nranks = 0;
     for (int r = 0; r < parent->nranks; r++) {
         if (all[r].color != all[me].color)
             continue;
         nranks++;
-        rank += precedes(all, r, me);
         if (precedes(all, r, first))
             first = r;
     }
     w->child = host_comm_new();
     if (w->child)
-        w->init = host_init_new(w->child, nranks, rank, all[first].id, parent->timeout);
+        w->init = host_init_new(w->child, nranks, child_rank(w, me), all[first].id, parent->timeout);
     if (!w->init) {
         w->result = host_fail(ncclSystemError, "CommSplit: out of memory");
         return HOST_FAILED;

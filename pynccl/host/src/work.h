@@ -86,7 +86,7 @@ enum host_step host_init_step(struct host_work *w);
 /* The lowest rank >= from that this work waits for, or -1. */
 int host_collective_missing(const struct host_work *w, int from);
 int host_message_missing(const struct host_work *w, int from);
-int host_work_missing(const struct host_work *w, int from);
+int host_split_missing(const struct host_work *w, int from);
 
 /* host_work_set for a split of c; 0 if there is no memory. */
 int host_split_set(struct host_work *w, struct ncclComm *c, int color, int key);
@@ -102,6 +102,10 @@ struct host_init *host_init_new(struct ncclComm *c, int nranks, int rank, const 
 void host_init_free(struct host_init *init);
 /* The descriptor to poll while the creation waits, or -1. */
 int host_init_fd(const struct host_init *init);
+/* Has this rank of the new communicator come? Only the rank that gathers the others can say no. */
+int host_init_here(const struct host_init *init, int rank);
+/* The creation fails for a reason that its own means cannot see: let those who have come know. */
+void host_init_tell(struct host_init *init, ncclResult_t code, const char *text);
 
 /* ---- the loop (engine.c) ---- */
 
