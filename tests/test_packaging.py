@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +42,7 @@ def built(tmp_path_factory) -> Path:
     run(
         sys.executable, "-P" if sys.version_info >= (3, 11) else "-B", "-m", "build",
         "--no-isolation", "--outdir", place / "dist", place / "clone", cwd=place,
+        env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"},  # where ninja is
     )  # fmt: skip
     return place / "dist"
 
@@ -146,14 +149,9 @@ with pynccl.Communicator(1, pynccl.unique_id("host"), 0, library="host") as comm
 
 def test_commands_work_from_the_root_of_the_clone(tmp_path):
     # There the uncompiled pynccl/ lies beside, which `python -m` would import.
-    bin_directory = Path(sys.executable).parent
-    perf = run(
-        bin_directory / "pynccl", "perf", "all_reduce", "-n", "2", "-b", "8", "-e", "64", cwd=ROOT
-    )
+    perf = run(BIN / "pynccl", "perf", "all_reduce", "-n", "2", "-b", "8", "-e", "64", cwd=ROOT)
     assert "all_reduce" in perf
-    tests = run(
-        bin_directory / "pytest", "-q", "-p", "no:cacheprovider", "tests/test_config.py", cwd=ROOT
-    )
+    tests = run(BIN / "pytest", "-q", "-p", "no:cacheprovider", "tests/test_config.py", cwd=ROOT)
     assert re.search(r"\d+ passed", tests)
 
 
