@@ -1,6 +1,9 @@
+cimport cython
+
 from pynccl._nccl cimport Library, Recorder, Step, ncclResult_t
 
 
+@cython.final
 cdef class Group(Recorder):
     cdef Step *steps
     cdef Py_ssize_t count, room
@@ -11,6 +14,7 @@ cdef class Group(Recorder):
     cdef Recorder outer
     cdef bint at_end            # run when the block ends
     cdef bint built
+    cdef bint quick             # a plan of one communicator and no waits, as most are
     cdef bint waits             # some step waits for a producer's stream
     cdef unsigned long thread
     cdef bint entered
@@ -19,6 +23,7 @@ cdef class Group(Recorder):
     cdef int join(self, Library library, const char *verb) except -1
     cdef int append(self, Group plan) except -1
     cdef int launch(self) except -1
+    cdef bint replay(self) except -1
     cdef int claim(self) except -1
     cdef void occupy(self, int by) noexcept
     cdef ncclResult_t create_and_run(self, Py_ssize_t *failed) except *

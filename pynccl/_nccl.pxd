@@ -356,6 +356,7 @@ cdef class Recorder:
 
 
 cdef Recorder recorder()
+cdef bint at_once(CommBase comm) noexcept
 cdef void set_recorder(Recorder group) noexcept
 cdef ncclResult_t dispatch(const nccl_api *api, ncclComm_t comm, const Place *at,
                            const Call *call) noexcept nogil

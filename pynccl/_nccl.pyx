@@ -272,6 +272,12 @@ cdef class Recorder:
         raise NotImplementedError
 
 
+cdef bint at_once(CommBase comm) noexcept:
+    """Whether a call may be made now: the communicator is usable, and this thread has no open group."""
+    return (comm.state == OPEN and comm.busy == 0 and comm.born == pynccl_forks
+            and pynccl_recorder is NULL)
+
+
 cdef Recorder recorder():
     if pynccl_recorder is NULL:
         return None

@@ -448,3 +448,62 @@ def test_the_device_is_the_drivers_word():
 def test_the_helpers_describe_what_they_hold():
     assert ROOT.joinpath("meson.build").exists()
     assert ctypes.c_float.from_address(HERE + 4).value == 1.0
+
+
+def test_a_dict_that_was_read_before_is_read_again_when_it_changes():
+    """Readers remember a dict's state: every way of changing it must make them forget."""
+    memory = np.arange(8, dtype="f8")
+    address = memory.ctypes.data
+
+    class Keeper:
+        pass
+
+    keeper = Keeper()
+    keeper.__cuda_array_interface__ = said = {
+        "shape": (8,),
+        "typestr": "<f8",
+        "data": (address, False),
+        "version": 3,
+        "strides": None,
+    }
+    for _ in range(3):
+        b = Buffer(keeper)
+        assert (b.ptr, b.count, b.dtype, b.readonly) == (address, 8, "float64", False)
+    said["data"] = (address + 16, True)
+    assert (Buffer(keeper).ptr, Buffer(keeper).readonly) == (address + 16, True)
+    said["shape"] = (2, 3)
+    assert (Buffer(keeper).count, Buffer(keeper).nbytes) == (6, 48)
+    said.update(typestr="<i4", data=(address, False))
+    assert (Buffer(keeper).dtype, Buffer(keeper).nbytes) == ("int32", 24)
+    said["strides"] = (24, 8)
+    with pytest.raises(LayoutError, match="not contiguous"):
+        Buffer(keeper)
+    del said["strides"], said["typestr"]
+    with pytest.raises(TypeError, match="typestr"):
+        Buffer(keeper)
+
+
+def test_a_dtype_for_one_call_is_not_remembered():
+    memory = np.arange(8, dtype="u1")
+    said = {"shape": (8,), "typestr": "|u1", "data": (memory.ctypes.data, False), "version": 3}
+
+    class Keeper:
+        __cuda_array_interface__ = said
+
+    keeper = Keeper()
+    assert (Buffer(keeper, dtype="bfloat16").dtype, Buffer(keeper).dtype) == ("bfloat16", "uint8")
+    assert (Buffer(keeper, dtype="float32").count, Buffer(keeper).count) == (2, 8)
+
+
+def test_new_dicts_at_an_old_address_are_read():
+    """A dict that is freed gives its address to the next one; nothing of the first may be believed."""
+    memory = np.arange(64, dtype="f4")
+
+    class Maker:
+        @property
+        def __cuda_array_interface__(self):
+            return {"shape": (n,), "typestr": "<f4", "data": (memory.ctypes.data + 4 * n, False)}
+
+    maker = Maker()
+    for n in range(1, 32):
+        assert (Buffer(maker).count, Buffer(maker).ptr) == (n, memory.ctypes.data + 4 * n)
