@@ -77,8 +77,8 @@ def expected_errors(point):
 
 
 def names_a_lost_rank(text, point, pids):
-    listed = [int(n) for part in re.findall(r"ranks?((?:,? \d+)+)", text) for n in part.split()]
-    numbers = {int(n) for n in re.findall(r"\d+", " ".join(map(str, listed)))}
+    lists = re.findall(r"ranks?((?:,? \d+)+)", text)
+    numbers = {int(n) for each in lists for n in re.findall(r"\d+", each)}
     lost = pids[point.victim // point.nlocal]
     return bool(numbers & set(point.hit)) or f"pid {lost}" in text
 
