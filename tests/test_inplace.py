@@ -1,9 +1,12 @@
 """In place exactly where NCCL allows it; every other overlap is refused; inputs stay as they are."""
 
+import ctypes
+
 import numpy as np
 import pytest
 
-from helpers import cases, oracle
+import pynccl
+from helpers import cases, data, oracle
 
 MOVERS_AND_REDUCERS = [name for name in oracle.COLLECTIVES if name != "all_to_all"]
 
@@ -149,6 +152,34 @@ def reduce_off_root(comm):
 
 def test_reduce_in_place_changes_the_root_alone(threads):
     threads(2).run(reduce_off_root)
+
+
+def given_off_the_root(comm, name):
+    # pynccl passes no receive buffer off the root; other users of the library do.
+    library = ctypes.CDLL(comm.library.path)
+    x, out = data.values("int32", 20_000, comm.rank), data.Guarded("int32", (40_000,))
+    pointers = [ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(out.array.ctypes.data)]
+    op = [] if name == "ncclGather" else [0]
+    result = getattr(library, name)(
+        *pointers,
+        ctypes.c_size_t(x.size),
+        int(pynccl.DataType.INT32),
+        *op,
+        0,
+        ctypes.c_void_p(comm.handle),
+        None,
+    )
+    assert result == 0
+    if comm.rank:
+        out.check_poisoned()
+    else:
+        out.check_guards()
+        assert out.array[0] == (1 if name == "ncclGather" else 3)
+
+
+@pytest.mark.parametrize("name", ["ncclReduce", "ncclGather"])
+def test_library_leaves_a_receive_buffer_off_the_root_alone(threads, name):
+    threads(2).run(given_off_the_root, name)
 
 
 def same_memory_two_objects(comm):

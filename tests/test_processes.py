@@ -1,12 +1,14 @@
 """The same calls on ranks that are processes, and on mixtures of processes and threads."""
 
 import os
+import time
 
 import numpy as np
 import pytest
 
 import pynccl
 from helpers import cases, data, oracle
+from helpers.ranks import create, new_id
 
 # (processes, ranks in each, driven by one thread in groups)
 FORMS = {
@@ -154,9 +156,30 @@ def test_processes_split(processes):
     assert processes(4).run(split_by_parity) == [[2, 0], [3, 1], [2, 0], [3, 1]]
 
 
-def ranks_leave_one_by_one(comm):
-    import time
+def others_take_the_id(comm):
+    uid = np.frombuffer(bytes(new_id()), np.uint8).copy()
+    uid = bytes(comm.broadcast(uid))
+    if comm.rank < 2:
+        with create(2, uid, comm.rank) as pair:
+            cases.sum_of_ranks(pair)
+            comm.barrier()
+            comm.barrier()
+            cases.sum_of_ranks(pair)
+    else:
+        comm.barrier()
+        start = time.monotonic()
+        with pytest.raises(pynccl.NCCLError, match="id"):
+            create(2, uid, comm.rank - 2, timeout=3.0)
+        assert time.monotonic() - start < 1
+        comm.barrier()
+    cases.sum_of_ranks(comm)
 
+
+def test_id_that_two_processes_use_serves_no_others(processes):
+    processes(4).run(others_take_the_id)
+
+
+def ranks_leave_one_by_one(comm):
     time.sleep(0.1 * comm.rank)
     total = comm.all_reduce(np.array([1]))
     comm.close()
