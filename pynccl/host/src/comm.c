@@ -23,7 +23,7 @@
 
 #define MAGIC UINT64_C(0x6d6d6f4374736f68)
 
-enum { SPENT_MIN = 256, IDS_KEPT = 4096, MAX_SPINS = 300, FEW_SPINS = 8 };
+enum { SPENT_MIN = 256, IDS_KEPT = 4096 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static host_u32 generation;
@@ -113,7 +113,7 @@ int host_comm_ready(struct ncclComm *c) {
         return 0;
     /* With a processor each, ranks answer within a microsecond: poll. Otherwise the one that is waited for
      * needs this processor: give it up soon. */
-    c->spins = c->nranks <= host_cpus() ? MAX_SPINS : FEW_SPINS;
+    c->spins = c->most_spins = c->nranks <= host_cpus() ? HOST_MANY_SPINS : HOST_FEW_SPINS;
     /* Every rank reduces everything in the one-shot path: n times the work, for one synchronisation. */
     c->one_shot = c->nranks <= 2 ? HOST_SLOT : (size_t)HOST_SLOT / (size_t)c->nranks;
     host_publish32(&c->life, HOST_LIFE_LIVE);
@@ -258,6 +258,7 @@ void host_comm_break(struct ncclComm *c, ncclResult_t code, const char *text, co
     struct host_seat *seat = host_seat(c->map, c->rank);
     seat->code = code;
     snprintf(seat->text, sizeof seat->text, "%s", cause);
+    /* The peers of an aborted rank hear of an abort, not of an error that they would have to repeat. */
     host_seat_leave(seat, host_observe32(&c->stop) ? HOST_ABORTED : HOST_BROKEN);
     ring_all(c->map);
 }

@@ -14,6 +14,8 @@ enum host_life {
     HOST_LIFE_GONE, /* destroyed or aborted; the handle stays readable to say so */
 };
 
+enum { HOST_FEW_SPINS = 8, HOST_MANY_SPINS = 256 };
+
 struct host_work;
 
 /* What a rank remembers of a peer it exchanges messages with. */
@@ -44,7 +46,7 @@ struct ncclComm {
     host_u32 stop; /* an abort wants the communicator empty */
 
     int rank, nranks, device;
-    int spins;        /* polls before the processor is given up */
+    int spins, most_spins; /* polls before the processor is given up: now, and at most */
     size_t one_shot;  /* largest reduction that goes through slots */
     uint64_t timeout; /* ns */
     struct host_map *map;

@@ -1,11 +1,15 @@
 /* The one loop in which the library waits.
  *
  * It steps every work in turn, so nothing that could go on is held up by something that cannot. When a
- * whole round moved nothing it waits, in three stages: it polls (300 pauses if every rank has a processor,
- * 8 otherwise: then the peer probably needs this one), gives up the processor for a millisecond, and then
- * sleeps on a bell in shared memory, at most SLEEP_NS at a stretch. Only between sleeps does it look at
+ * whole round moved nothing it waits, in three stages: it polls, gives up the processor for a millisecond,
+ * and then sleeps on a bell in shared memory, at most SLEEP_NS at a stretch. Only between sleeps does it look at
  * anything that costs time: abort requests, the states of peers, their processes, deadlines, the interrupt
  * hook. So a call that is answered quickly pays for none of it.
+ *
+ * How often it polls depends on where the peer runs. With more ranks than processors, 8 times: the peer
+ * probably needs this one. Otherwise up to 256 times, but learning from the last waits: when polling was in
+ * vain (another program holds the second processor, and the peer waits for this one) it halves, when it was
+ * not, it doubles.
  *
  * Everything here belongs to the calling thread, except the hooks, which are atomic pointers.
  */
@@ -178,8 +182,6 @@ static void examine(struct round *r, uint64_t now) {
             continue;
         if (host_observe32(&w->comm->stop)) {
             w->result = host_fail(ncclInvalidUsage, "the communicator was aborted during the call");
-            /* The peers hear of an abort, not of an error that they would have to repeat. */
-            host_seat_leave(host_seat(w->comm->map, w->comm->rank), HOST_ABORTED);
             fail(r, w, "aborted");
             continue;
         }
@@ -188,6 +190,14 @@ static void examine(struct round *r, uint64_t now) {
         if ((w->result = host_examine(w, &watch, r->works, r->n, &t)) != ncclSuccess)
             fail(r, w, cause);
     }
+}
+
+/* A wait is over: was it right to poll so long? */
+static void learn(struct round *r) {
+    struct ncclComm *c = r->works[0]->comm;
+    int next = r->stalled ? r->spins / 2 : 2 * r->spins;
+    r->spins = next < HOST_FEW_SPINS ? HOST_FEW_SPINS : next > c->most_spins ? c->most_spins : next;
+    c->spins = r->spins;
 }
 
 static void wait_a_little(struct round *r) {
@@ -289,6 +299,8 @@ ncclResult_t host_run(struct host_work **works, int n) {
     while (left) {
         if (pass(&r, &left)) {
             disarm(&r);
+            if (r.polls && r.spins > 1)
+                learn(&r);
             r.polls = 0;
             r.stalled = 0;
             continue;
