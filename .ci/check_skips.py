@@ -36,7 +36,7 @@ def main(report: str, allowed: str) -> int:
         print("not in the list of allowed skips:", text)
     for pattern in patterns:
         if pattern not in used:
-            print("allowed, but nothing was skipped for it:", pattern)
+            print("listed, and nothing was skipped for it:", pattern)
     print(f"{executed} tests ran, {skipped} skips, {len(strangers)} of them not allowed")
     return 1 if strangers or not executed else 0
 
