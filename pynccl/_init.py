@@ -70,14 +70,17 @@ def init_all(
     numbers = [operator.index(device) for device in devices]
     if not numbers:
         raise ValueError("init_all: there must be at least one device")
+    first: dict[int, int] = {}
     for rank, device in enumerate(numbers):
-        first = numbers.index(device)
-        if first != rank and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+        if (
+            first.setdefault(device, rank) != rank
+            and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1"
+        ):
             raise InvalidUsageError(
                 Result.INVALID_USAGE,
                 "init_all",
                 None,
-                f"ranks {first} and {rank} are both on device {device}; "
+                f"ranks {first[device]} and {rank} are both on device {device}; "
                 f"set NCCL_MULTI_RANK_GPU_ENABLE=1 to allow it",
             )
     uid = unique_id(library)
