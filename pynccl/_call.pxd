@@ -90,6 +90,6 @@ cdef int bind(Call *call, BufferView *views, Kind kind, const Place *at,
               object x, object out, object op, object root,
               object stream, object dtype) except -1
 
-cdef int disjoint(const char *verb, const BufferView *x, const BufferView *out) except -1
+cdef int separate(const char *verb, const BufferView *x, const BufferView *out) except -1
 
 cdef int wants(Kind kind, const Place *at, object root, bint *send, bint *recv) except -1

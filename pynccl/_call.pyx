@@ -195,9 +195,13 @@ cdef inline int agree(const Spec *spec, const BufferView *send, const BufferView
             f"{text(spec.verb)}: x is {element(send)} and out is {element(recv)}; "
             f"both must have one dtype"
         )
+    return same_order(spec.verb, send, recv)
+
+
+cdef int same_order(const char *verb, const BufferView *send, const BufferView *recv) except -1:
     if send.order != recv.order and send.order != ORDER_BOTH and recv.order != ORDER_BOTH:
         raise LayoutError(
-            f"{text(spec.verb)}: x is in {order(send)} order and out in {order(recv)} order; "
+            f"{text(verb)}: x is in {order(send)} order and out in {order(recv)} order; "
             f"the elements would end up transposed; use the same order for both"
         )
     return 0
@@ -371,8 +375,9 @@ cdef inline int apart(const Spec *spec, const Place *at, const BufferView *send,
     )
 
 
-cdef int disjoint(const char *verb, const BufferView *x, const BufferView *out) except -1:
-    """Refuse any overlap of what is sent and what is received meanwhile."""
+cdef int separate(const char *verb, const BufferView *x, const BufferView *out) except -1:
+    """What send_recv asks of its two arrays: one memory order, and no overlap."""
+    same_order(verb, x, out)
     if (x.nbytes and out.nbytes and x.ptr < out.ptr + out.nbytes and
             out.ptr < x.ptr + x.nbytes):
         raise ValueError(

@@ -205,9 +205,14 @@ def find_library(choice: str | os.PathLike[str] | None = None) -> Found:
     ValueError
         If `choice` is a word that means nothing.
     """
-    word = "auto" if choice is None else os.fspath(choice)
+    try:
+        word = "auto" if choice is None else os.fspath(choice)
+    except TypeError:
+        word = b""
     if not isinstance(word, str):
-        raise TypeError(f"library: a str or a path, not {type(choice).__name__}")
+        raise TypeError(
+            f"library must be 'auto', 'nccl', 'host' or a path, not {type(choice).__name__!r}"
+        )
     reason = f"library={word!r}"
     if word == "auto":
         word = get("PYNCCL_LIBRARY")

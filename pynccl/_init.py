@@ -65,9 +65,16 @@ def init_all(
     >>> for comm in comms:
     ...     comm.close()
     """
-    if isinstance(devices, int):
-        devices = range(devices)
-    numbers = [operator.index(device) for device in devices]
+    try:
+        if isinstance(devices, bool):
+            raise TypeError
+        if isinstance(devices, int):
+            devices = range(devices)
+        numbers = [operator.index(device) for device in devices]
+    except TypeError:
+        raise TypeError(
+            f"init_all: devices must be an int or a sequence of ints, not {devices!r}"
+        ) from None
     if not numbers:
         raise ValueError("init_all: there must be at least one device")
     first: dict[int, int] = {}

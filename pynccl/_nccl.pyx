@@ -9,7 +9,7 @@ from cpython.exc cimport PyErr_CheckSignals, PyErr_Occurred
 from cpython.object cimport PyObject
 from libc.string cimport memset
 
-from pynccl._buffer cimport Ask, Buffer, BufferView, order_streams, release, view
+from pynccl._buffer cimport ORDER_F, Ask, Buffer, BufferView, order_streams, release, view
 from pynccl._device cimport sync_stream
 from pynccl._call cimport (
     ALL_GATHER,
@@ -29,7 +29,7 @@ from pynccl._call cimport (
     Place,
     Spec,
     bind,
-    disjoint,
+    separate,
     spec_of,
     stream_handle,
     wants,
@@ -46,6 +46,7 @@ from pynccl.errors import (
     CommunicatorClosedError,
     HostFallbackWarning,
     InvalidUsageError,
+    LayoutError,
     LibraryNotFoundError,
     NCCLTimeoutError,
     UnsupportedError,
@@ -476,7 +477,7 @@ cdef class CommBase:
             bind(&steps[0].call, &views[0], SEND_TO, &self.at, x, None, None, dest, stream, dtype)
             bind(&steps[1].call, &views[2], RECV_FROM, &self.at, None, out, None, source, stream,
                  dtype)
-            disjoint(b"send_recv", &views[0], &views[3])
+            separate(b"send_recv", &views[0], &views[3])
             if pynccl_recorder is not NULL:
                 (<Recorder>pynccl_recorder).record(self, &steps[0].call, &views[0], x, None, None)
                 (<Recorder>pynccl_recorder).record(self, &steps[1].call, &views[2], None, out, None)
@@ -555,6 +556,11 @@ cdef class CommBase:
         v.owner = NULL
         view(x, &v, &ask)
         release(&v)
+        if v.order == ORDER_F and (spec.send_blocks or spec.recv_blocks):
+            raise LayoutError(
+                f"{spec.verb.decode()}: x is in Fortran order, where the block of a rank is not "
+                f"contiguous; pass a C-ordered copy, or a flat out to have the memory as it is"
+            )
         return _alloc.result(spec.verb.decode(), x, self.at.nranks, spec.send_blocks,
                              spec.recv_blocks)
 

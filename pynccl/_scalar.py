@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import struct
 
 # By dtype name: bits of the exponent and of the mantissa, and whether there is an infinity.
@@ -63,6 +64,8 @@ def _real(scalar: object) -> float:
         return float(scalar)  # type: ignore[arg-type]
     except TypeError:
         raise _not_real(scalar) from None
+    except OverflowError:
+        raise OverflowError("premul_sum: scalar is beyond the range of a double") from None
 
 
 def _not_real(scalar: object) -> TypeError:
@@ -70,9 +73,9 @@ def _not_real(scalar: object) -> TypeError:
 
 
 def _pack_int(scalar: object, dtype: str) -> bytes:
-    if hasattr(scalar, "__index__"):
-        value = scalar.__index__()
-    else:
+    try:
+        value = operator.index(scalar)  # type: ignore[arg-type]
+    except TypeError:
         real = _real(scalar)
         if not real.is_integer():
             raise TypeError(f"premul_sum: {scalar!r} is not a whole number, and dtype is {dtype}")

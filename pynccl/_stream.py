@@ -42,7 +42,13 @@ def handle_of(stream: Any, verb: str) -> int:
     if protocol is not None:
         # The protocol gives (version, handle); a method by the specification, a tuple in early forms.
         pair = protocol() if callable(protocol) else protocol
-        return int(pair[1])
+        try:
+            _, handle = pair
+            return operator.index(handle)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"{verb}: the stream's __cuda_stream__ gave {pair!r}, not a pair (version, handle)"
+            ) from None
     for name in ("handle", "ptr", "cuda_stream"):
         inner = getattr(stream, name, None)
         if inner is not None:
