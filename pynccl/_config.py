@@ -330,3 +330,13 @@ def loaded_nccl(maps: str = "/proc/self/maps") -> str | None:
 def _is_nccl_name(name: str) -> bool:
     # libnccl.so, libnccl.so.2, libnccl.so.2.21.5; not libnccl-net.so, which is a plugin
     return name == "libnccl.so" or name.startswith("libnccl.so.")
+
+
+def callers_level() -> int:
+    """Return the stacklevel at which a warning of compiled code names the user's line."""
+    level = 1  # the frame below this function's: compiled code has none of its own
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("pynccl."):
+        frame = frame.f_back
+        level += 1
+    return level

@@ -36,7 +36,6 @@ from pynccl._call cimport (
 )
 
 import os
-import sys
 import threading
 import time
 import warnings
@@ -190,7 +189,7 @@ cdef Library load(object choice):
             f"no GPU was found ({found.reason}): using the host library, which works on host "
             f"memory; pass library='host' or set PYNCCL_LIBRARY=host to choose it silently",
             HostFallbackWarning,
-            stacklevel=_callers_level(),
+            stacklevel=_config.callers_level(),
         )
     with _LOADING:
         library = _LIBRARIES.get(found.path)
@@ -198,16 +197,6 @@ cdef Library load(object choice):
             library = _open(found.path)
             _LIBRARIES[found.path] = library
     return library
-
-
-cdef int _callers_level() except -1:
-    """The stacklevel at which a warning names the user's line; compiled code has no frames."""
-    level = 1
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("pynccl."):
-        frame = frame.f_back
-        level += 1
-    return level
 
 
 cdef Library _open(str path):

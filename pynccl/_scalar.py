@@ -78,7 +78,9 @@ def _pack_int(scalar: object, dtype: str) -> bytes:
     except TypeError:
         real = _real(scalar)
         if not real.is_integer():
-            raise TypeError(f"premul_sum: {scalar!r} is not a whole number, and dtype is {dtype}")
+            raise TypeError(
+                f"premul_sum: {scalar!r} is not a whole number, and dtype is {dtype}"
+            ) from None
         value = int(real)
     try:
         return struct.pack("=" + _INTS[dtype], value)
