@@ -6,6 +6,8 @@ import time
 import pytest
 
 from helpers import scripts
+from helpers.ranks import new_id
+from helpers.stubs import build_cuda_stub
 
 PAIR = """
 import os, signal, sys, threading, time
@@ -28,6 +30,86 @@ def test_live_communicators_do_not_keep_the_process_or_change_its_status(status)
     got, out, err = scripts.finish(scripts.start(code))
     assert (got, out, err) == (status, "", "")
     assert time.monotonic() - start < 5
+
+
+def test_rank_whose_process_has_ended_well_counts_as_gone_not_as_dead():
+    leaver = """
+        import sys
+        import numpy as np, pynccl
+        uid = bytes.fromhex(sys.argv[1])
+        comm = pynccl.Communicator(2, uid, 1, timeout=20, library="host")
+        comm.all_reduce(np.arange(3))
+    """
+    stayer = """
+        import sys
+        import numpy as np, pynccl
+        uid = bytes.fromhex(sys.argv[1])
+        comm = pynccl.Communicator(2, uid, 0, timeout=20, library="host")
+        comm.all_reduce(np.arange(3))
+        try:
+            comm.all_reduce(np.arange(3))
+        except pynccl.RemoteError as error:
+            print(error)
+        comm.close()
+    """
+    uid = bytes(new_id()).hex()
+    first, second = scripts.start(leaver, uid), scripts.start(stayer, uid)
+    assert scripts.finish(first) == (0, "", "")
+    status, out, err = scripts.finish(second)
+    assert (status, err) == (0, "")
+    assert "rank 1" in out
+    assert "has destroyed its communicator" in out
+
+
+STUBBED = """
+import atexit, os, sys, time
+import pynccl
+from helpers.stubs import NcclStub, build_nccl_stub, build_cuda_stub, CudaStub
+CudaStub(build_cuda_stub()).start()
+path = str(build_nccl_stub())
+nccl = NcclStub(path)
+ends = ("ncclCommAbort", "ncclCommDestroy")
+atexit.register(lambda: print([name for name in nccl.names if name in ends], flush=True))
+def create():
+    return pynccl.Communicator(2, pynccl.unique_id(path), 0, device=0, library=path)
+comm = create()
+"""
+
+
+def stubbed(rest):
+    """Run code that has one open communicator of the recording NCCL; status, output, seconds."""
+    start = time.monotonic()
+    process = scripts.start(STUBBED + rest, PYNCCL_LIBCUDA=str(build_cuda_stub()))
+    status, out, err = scripts.finish(process)
+    assert err == ""
+    return status, out.splitlines(), time.monotonic() - start
+
+
+def test_open_nccl_communicator_is_aborted_at_exit_and_never_destroyed():
+    status, lines, _ = stubbed("sys.exit(5)")
+    assert (status, lines) == (5, ["['ncclCommAbort']"])
+
+
+def test_closed_nccl_communicator_is_left_alone_at_exit():
+    status, lines, _ = stubbed("comm.close()")
+    assert (status, lines) == (0, ["['ncclCommDestroy']"])
+
+
+def test_abort_that_hangs_does_not_keep_the_process_from_ending():
+    status, lines, seconds = stubbed("nccl.hold('ncclCommAbort'); sys.exit(6)")
+    assert (status, lines) == (6, ["['ncclCommAbort']"])
+    assert seconds < 8  # of which two belong to the abort; the stub would hold it for ten
+
+
+def test_forked_child_does_not_abort_what_is_its_parents():
+    status, lines, _ = stubbed("""
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+if (child := os.fork()) == 0:
+    sys.exit(0)
+os.waitpid(child, 0)
+""")
+    assert (status, lines) == (0, ["[]", "['ncclCommAbort']"])
 
 
 def test_process_may_end_while_a_thread_waits_in_a_call():
