@@ -329,6 +329,7 @@ cdef class Communicator(Collectives):
         child.library = self.library
         child.parent = self
         child.device_index = self.at.device
+        child.at.rank = self.at.rank        # until it has one of its own: errors name this one
         child.nonblocking = self.nonblocking
         if self.nonblocking:
             child.config.blocking = 0

@@ -381,6 +381,11 @@ cdef int order_call(const Call *call) except -1:
 
 # ---- communicators: the way of a call ------------------------------------------------------------
 
+# An error of a barrier says so, although the library only sees an all-reduce.
+cdef Spec BARRIER = spec_of(ALL_REDUCE)[0]
+BARRIER.function = b"ncclAllReduce (barrier)"
+
+
 cdef class CommBase:
     """Handle and call path of a communicator; use `pynccl.Communicator`."""
 
@@ -498,7 +503,7 @@ cdef class CommBase:
         if recorder() is not None:
             raise ValueError("barrier: it waits, and nothing runs before the group ends; call it after")
         memset(&call, 0, sizeof(call))
-        call.spec = spec_of(ALL_REDUCE)
+        call.spec = &BARRIER
         call.stream = <void *>stream_handle(b"barrier", stream)
         call.count = 1
         call.dtype = ncclUint8

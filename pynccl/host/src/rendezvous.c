@@ -440,8 +440,8 @@ static enum host_step join(struct host_work *w) {
 static enum host_step spent(struct host_work *w) {
     char text[256];
     snprintf(text, sizeof text,
-        "CommInitRank: rank %d (pid %d): this unique id has already been used; every communicator needs a new "
-        "one from ncclGetUniqueId", w->init->self.rank, w->init->self.pid);
+        "CommInitRank: rank %d (pid %d): this unique id has already been used, or its creation has failed; every "
+        "communicator needs a new one from ncclGetUniqueId", w->init->self.rank, w->init->self.pid);
     return fail(w, ncclInvalidUsage, text);
 }
 
