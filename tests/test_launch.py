@@ -520,10 +520,11 @@ def test_a_single_rank_keeps_the_terminal(launch):
     ("arguments", "message"),
     [
         ([], "the following arguments are required: -n/--nranks"),
+        (["-n", "1000000", "x.py"], "-n: 1000000 ranks; expected 1 to 1024"),
         (["-n", "2"], "no script given"),
         (["-n", "2", "-m"], "no module given"),
         (["-n", "x", "s.py"], "invalid int value: 'x'"),
-        (["-n", "0", "s.py"], "0 ranks; expected 1 or more"),
+        (["-n", "0", "s.py"], "0 ranks; expected 1 to 1024"),
         (["-n", "2", "nope.py"], "there is no script nope.py"),
         (["-n", "2", "json"], "there is no script json; for a module, give -m"),
         (["-n", "2", "."], ". is a folder, not a script"),

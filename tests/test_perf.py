@@ -269,7 +269,7 @@ def test_sigint_ends_the_ranks(tmp_path):
     ("arguments", "message"),
     [
         (["nope"], "'nope' is no collective; expected all, or all_reduce, reduce"),
-        (["-n", "0"], "-n: 0 ranks; expected 1 or more"),
+        (["-n", "0"], "-n: 0 ranks; expected 1 to 1024"),
         (["-d", "int16"], "-d: 'int16' is none of int8"),
         (["-o", "xor"], "-o: 'xor' is none of sum"),
         (["-r", "2"], "-r: root 2 is not a rank; expected 0 to 1, or all"),

@@ -18,6 +18,10 @@ from ._launch import Job, bootstrap, environments
 __all__ = ["add_arguments", "main"]
 
 
+# What the host library serves in one communicator; more on one machine is a slip.
+MAX_RANKS = 1024
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command line."""
     parser.usage = (
@@ -71,8 +75,8 @@ def library_choice(text: str | None) -> str | None:
 
 def check_nranks(nranks: int) -> int:
     """Check ``-n``."""
-    if nranks < 1:
-        raise UsageError(f"-n: {nranks} ranks; expected 1 or more")
+    if not 1 <= nranks <= MAX_RANKS:
+        raise UsageError(f"-n: {nranks} ranks; expected 1 to {MAX_RANKS}")
     return nranks
 
 
