@@ -94,7 +94,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     command: str = chosen.command
     arguments = parser_of(command).parse_args(chosen.arguments)
     try:
-        return int(module_of(command).main(arguments))
+        code = int(module_of(command).main(arguments))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a broken pipe is caught, and not while the interpreter ends
+        return code
     except UsageError as error:
         print(f"pynccl {command}: {error}", file=sys.stderr)
         return 2
