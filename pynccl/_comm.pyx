@@ -272,6 +272,8 @@ cdef class Communicator(Collectives):
     def __repr__(self):
         state = {UNBORN: "not created", CREATING: "being created", OPEN: "open", CLOSED: "closed",
                  ABORTED: "aborted"}[self.state]
+        if self.state == OPEN and self.born != forks():
+            state = "of the process before the fork"
         where = f" of {self.library.kind}" if self.library is not None else ""
         return f"<Communicator rank {self.at.rank} of {self.at.nranks}{where}, {state}>"
 

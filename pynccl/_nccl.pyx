@@ -355,8 +355,8 @@ cdef ncclResult_t run_steps(const nccl_api *api, const Step *steps, Py_ssize_t c
     """
     cdef ncclResult_t result
     cdef Py_ssize_t i
-    if count == 1:
-        # A group of one is the call itself.
+    if count == 1 and (steps[0].call.spec.kind < SEND or steps[0].call.root != steps[0].at.rank):
+        # A group of one is the call itself, but for a message to oneself.
         failed[0] = 0
         return dispatch(api, steps[0].comm[0], steps[0].at, &steps[0].call)
     result = api.ncclGroupStart()

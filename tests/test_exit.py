@@ -152,7 +152,8 @@ def test_forked_child_may_not_use_the_communicator_and_the_parent_may():
                     else:
                         os._exit(2)
                 assert comm.closed
-                repr(comm), comm.close(), comm.abort()
+                assert "before the fork" in repr(comm), repr(comm)
+                comm.close(), comm.abort()
                 # The child may make its own.
                 mine = pynccl.Communicator(1, pynccl.unique_id("host"), 0, library="host")
                 assert mine.all_reduce(x).tolist() == [0, 1, 2]

@@ -408,3 +408,10 @@ def test_ranks_of_one_thread_without_a_group_are_diagnosed():
     assert "InvalidUsageError" in told
     assert "rank 1" in told
     assert "group" in told.lower()
+
+
+@pytest.mark.parametrize(("verb", "other"), [("send", "recv"), ("recv", "send")])
+def test_half_an_exchange_with_oneself_in_a_group_is_told(alone, verb, other):
+    told = pytest.raises(pynccl.InvalidUsageError, match=f"self without a matching {other}")
+    with told, pynccl.group():
+        getattr(alone, verb)(np.arange(3.0), 0)
