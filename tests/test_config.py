@@ -14,10 +14,11 @@ import pytest
 import pynccl
 from helpers.build import build_shared
 from helpers.stubs import build_cuda_stub, build_nccl_stub
-from pynccl import _config
+from pynccl import _config, _nccl
 from pynccl.errors import LibraryNotFoundError
 
-HOST = str(Path(pynccl.__file__).parent / "host" / "libpynccl_host.so")
+# Beside the compiled modules: in an editable install they lie in the build folder.
+HOST = str(Path(_nccl.__file__).parent / "host" / "libpynccl_host.so")
 
 
 @pytest.fixture(autouse=True)
@@ -404,7 +405,7 @@ FALLBACK = """
 import sys
 import warnings
 import pynccl
-from pynccl import _config
+from pynccl import _config, _nccl
 
 _config._has_device_node = lambda: False
 warnings.simplefilter("always")
