@@ -205,10 +205,9 @@ def find_library(choice: str | os.PathLike[str] | None = None) -> Found:
     ValueError
         If `choice` is a word that means nothing.
     """
-    try:
-        word = "auto" if choice is None else os.fspath(choice)
-    except TypeError:
-        word = b""
+    word: Any = "auto"
+    if choice is not None:
+        word = os.fspath(choice) if hasattr(choice, "__fspath__") else choice
     if not isinstance(word, str):
         raise TypeError(
             f"library must be 'auto', 'nccl', 'host' or a path, not {type(choice).__name__!r}"

@@ -1,11 +1,9 @@
 from types import TracebackType
-from typing import Literal
-
-from typing_extensions import disjoint_base
+from typing import Literal, final
 
 from ._nccl import Recorder
 
-@disjoint_base
+@final
 class Group(Recorder):
     def __init__(self, *, run: bool = True) -> None: ...
     def __len__(self) -> int: ...
