@@ -91,18 +91,19 @@ def from_environ(env: Mapping[str, str] = os.environ) -> Layout:
     ValueError
         One variable of a pair is missing, or a value is not a number in its range.
     """
-    half = None
+    half: tuple[_Launcher, str] | None = None
     for names in _LAUNCHERS:
         needed = (names.rank, names.nranks) + ((names.local_nranks,) * names.needs_local)
         missing = [v for v in needed if not env.get(v)]
         if not missing:
             return _layout(names, env)
-        if names is _LAUNCHERS[0] and len(missing) == 1:
-            half = missing[0]
+        # A batch script that srun did not start has a SLURM_PROCID too, and is alone.
+        if half is None and len(missing) == 1 and missing[0] in needed[:2] and names.name != "srun":
+            half = names, missing[0]
     if half is None:
         return Layout(0, 1, 0, 1)
     raise ValueError(
-        f"init: of RANK and WORLD_SIZE, {half} is not set; "
+        f"init: of {half[0].rank} and {half[0].nranks}, {half[1]} is not set; "
         f"`pynccl run -n 4 script.py`, torchrun, mpiexec and srun set all that is needed"
     )
 

@@ -442,6 +442,8 @@ cdef class CommBase:
     cdef int issue(self, const Call *call) except -1:
         """Make one checked call."""
         cdef ncclResult_t result
+        if self.state != OPEN:
+            self.refuse(call.spec.verb)     # closed by code that ran while the arrays were read
         if call.n_after and not self.at.host:
             order_call(call)
         self.busy += 1

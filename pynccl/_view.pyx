@@ -79,6 +79,8 @@ cdef int settle(Raw *raw, BufferView *out, const Ask *ask) except -1:
         )
     if raw.ptr == NULL:
         raise ValueError(f"{who(ask)} has {count} elements, but its data pointer is 0")
+    if <uintptr_t>raw.ptr + (nbytes - 1) < <uintptr_t>raw.ptr:
+        raise ValueError(f"{who(ask)} has {nbytes} bytes at {<uintptr_t>raw.ptr:#x}, beyond the last address there is")
     out.ptr = raw.ptr
     out.count = count
     out.nbytes = nbytes

@@ -507,3 +507,12 @@ def test_new_dicts_at_an_old_address_are_read():
     maker = Maker()
     for n in range(1, 32):
         assert (Buffer(maker).count, Buffer(maker).ptr) == (n, memory.ctypes.data + 4 * n)
+
+
+def test_memory_beyond_the_last_address_is_refused():
+    """Such a pointer is no address of four floats, and copying from it would be a crash."""
+    wraps = CaiArray(np.zeros(4, "f4"), data=(2**64 - 8, False))
+    with pytest.raises(ValueError, match="16 bytes at 0xfffffffffffffff8, beyond the last address"):
+        Buffer(wraps)
+    with pytest.raises(ValueError, match="beyond the last address"):
+        Buffer(ptr=2**64 - 8, count=1024, dtype="f8")

@@ -307,3 +307,18 @@ def test_split_against_a_collective_is_a_mismatch():
     with ThreadWorld(2, timeout=3.0) as world:
         for outcome in world.outcomes(split_against_call, limit=20):
             assert isinstance(outcome.error, pynccl.NCCLError), outcome
+
+
+def test_communicator_that_an_argument_closes_is_told_as_closed(alone):
+    class Closer:
+        @property
+        def __cuda_array_interface__(self):
+            alone.close()
+            return memory
+
+    x = np.arange(3.0)
+    memory = {"shape": (3,), "typestr": "<f8", "data": (x.ctypes.data, False), "version": 3}
+    with pytest.raises(
+        pynccl.CommunicatorClosedError, match="all_reduce: this communicator is closed"
+    ):
+        alone.all_reduce(Closer(), out=np.zeros(3))

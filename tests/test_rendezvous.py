@@ -516,6 +516,9 @@ def test_launchers_are_understood(env, layout):
     [
         ({"RANK": "0"}, "of RANK and WORLD_SIZE, WORLD_SIZE is not set; `pynccl run"),
         ({"WORLD_SIZE": "2"}, "of RANK and WORLD_SIZE, RANK is not set"),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE is not set"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK is not set"),
+        ({"PMI_RANK": "1"}, "of PMI_RANK and PMI_SIZE, PMI_SIZE is not set"),
         ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x', not a number"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2; expected 0 to 1"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE is 0; expected 1 or more"),
