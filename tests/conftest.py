@@ -1,11 +1,15 @@
 """Fixtures that need ranks, and the path by which tests find ``helpers``."""
 
 import pathlib
+import signal
 import sys
 
 TESTS = str(pathlib.Path(__file__).resolve().parent)
 if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
+
+# Under nohup SIGHUP is ignored, and every process that a test starts would inherit that.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import pytest  # noqa: E402
 

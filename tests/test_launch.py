@@ -67,13 +67,7 @@ class Launch:
             cwd=self.folder,
             env=os.environ | {"TOKEN": self.token},
             stdin=stdin,
-            **{
-                "stdout": subprocess.PIPE,
-                "stderr": subprocess.PIPE,
-                # Whoever runs the tests under nohup has SIGHUP ignored, which is inherited.
-                "preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
-                **options,
-            },
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         )
         return self.process
 
