@@ -121,9 +121,10 @@ def test_the_checker_counts_every_wrong_element(name, size):
     data.write(buffer, segments)
     assert data.wrong(buffer, segments) == 0
     for position in {0, size // 2, size - 1}:
-        buffer[position] ^= 1
+        element = buffer[position : position + 1]  # an array: NumPy 1 knows no uint64 scalar ^ int
+        element ^= 1
         assert data.wrong(buffer, segments) == 1
-        buffer[position] ^= 1
+        element ^= 1
     rng = np.random.default_rng(1)
     some = rng.choice(size, max(1, size // 3), replace=False)
     buffer[some] ^= 0x80
