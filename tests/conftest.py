@@ -8,7 +8,8 @@ TESTS = str(pathlib.Path(__file__).resolve().parent)
 if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
 
-# Under nohup SIGHUP is ignored, in a background job SIGINT; every process that a test starts would inherit that.
+# Under nohup SIGHUP is ignored, in a background job SIGINT; every process that a test starts would
+# inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
