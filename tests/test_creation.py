@@ -2,7 +2,9 @@
 
 import copy
 import os
+import pathlib
 import pickle
+import signal
 import time
 from datetime import timedelta
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 import pynccl
-from helpers import cases
+from helpers import cases, scripts
 from helpers.ranks import create, new_id
 
 # --- unique ids ----------------------------------------------------------------------------------------
@@ -139,6 +141,30 @@ def test_missing_rank_times_out_and_is_named():
         create(2, new_id(), 0, timeout=1.0)
     assert 0.9 < time.monotonic() - start < 4
     assert isinstance(caught.value, TimeoutError)
+
+
+def test_rank_that_gathers_the_others_and_is_stopped_is_named():
+    """It alone knows who has come; whoever waits for its answer can say at least which process it is."""
+    uid = new_id()
+    process = scripts.start(
+        """
+        import sys
+        import pynccl
+        pynccl.Communicator(3, bytes.fromhex(sys.argv[1]), 0, timeout=60)
+        """,
+        uid.hex(),
+    )
+    try:
+        deadline = time.monotonic() + 20
+        while uid[:16].hex() not in pathlib.Path("/proc/net/unix").read_text():
+            assert time.monotonic() < deadline, "the first rank has not come"
+            time.sleep(0.02)
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(pynccl.NCCLTimeoutError, match=rf"pid {process.pid}\) does not answer"):
+            create(3, uid, 1, timeout=0.5)
+    finally:
+        process.kill()
+        scripts.finish(process)
 
 
 def test_several_missing_ranks_are_all_named(crew):

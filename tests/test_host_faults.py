@@ -101,8 +101,7 @@ def test_fault_becomes_an_error_on_every_survivor(point, aftermath):
         seen = f"rank {rank} at {report.failed_at}: {report.error}: {report.text}"
         if report.error not in expected_errors(point):
             problems.append(f"{seen}; expected {expected_errors(point)}")
-        # Who waits for somebody that waits for the stopped rank can only name the one in between.
-        if point.kind != "stop" and not names_a_lost_rank(report.text, point, result.pids):
+        if not names_a_lost_rank(report.text, point, result.pids):
             problems.append(f"{seen}; it does not name rank {point.victim}")
         if report.at - result.fault_at > patience + NOTICE:
             problems.append(f"{seen}; after {report.at - result.fault_at:.1f} s")

@@ -1,5 +1,6 @@
 """send, recv and send_recv: pairing, order, sizes; and what happens when the pairing is wrong."""
 
+import threading
 import time
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 import pynccl
 from helpers import cases, data, oracle
-from helpers.ranks import ThreadWorld
+from helpers.ranks import ThreadWorld, create, new_id
 
 
 def one_way(comm, dtype, sizes, source, dest):
@@ -299,3 +300,26 @@ def test_receive_against_a_collective_ends_in_an_error_on_both():
         for outcome in world.outcomes(send_against_collective, limit=20):
             assert isinstance(outcome.error, pynccl.NCCLError), outcome
             assert outcome.seconds < 5
+
+
+def test_timeout_names_whom_the_missing_rank_waits_for(crew):
+    """Rank 0 waits for rank 1, which waits for rank 2, which does nothing: rank 2 is the one to look at."""
+    uid, over = new_id(), threading.Event()
+
+    def job(rank):
+        comm = create(3, uid, rank, timeout=1.5 if rank == 0 else 20.0)
+        try:
+            if rank == 2:
+                over.wait(20)
+            else:
+                comm.recv(np.zeros(3), rank + 1)
+        finally:
+            over.set()
+            comm.abort()
+
+    first, second, third = crew(3).run(job, 30)
+    assert isinstance(first.error, pynccl.NCCLTimeoutError)
+    assert "waiting for rank 1 (pid" in str(first.error)
+    assert "rank 1 waits for rank 2 (pid" in str(first.error)
+    assert isinstance(second.error, pynccl.RemoteError)
+    assert third.error is None

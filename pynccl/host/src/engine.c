@@ -270,7 +270,10 @@ static int advance(struct round *r, struct host_work *w) {
     enum host_step step = step_of(w);
     if (step == HOST_STALLED)
         return 0;
-    w->since = 0;
+    if (w->since) { /* the wait was long enough for others to be told of it */
+        w->since = 0;
+        host_publish32(&host_seat(w->comm->map, w->comm->rank)->waits_for, 0);
+    }
     w->done = step != HOST_MOVED;
     if (step == HOST_FAILED)
         fail(r, w, host_fail_text());

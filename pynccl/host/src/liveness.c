@@ -201,12 +201,31 @@ static void hint(struct host_text *t, const struct host_work *w) {
     }
 }
 
+/* Whom a missing rank waits for itself, and so on: who holds up all of them is at the end of the chain. */
+static void chain(struct host_text *t, const struct host_work *w) {
+    const struct host_map *map = w->comm->map;
+    for (int r = missing(w, 0); r >= 0; r = missing(w, r + 1)) {
+        int at = r, links = 0;
+        while (at != w->comm->rank && links < 8) { /* it may be a circle, through this rank or not */
+            int next = (int)host_peek32(&host_seat(map, at)->waits_for) - 1;
+            if (next < 0 || next >= map->nranks)
+                break;
+            host_text_add(t, "; rank %d waits for rank %d (pid %d)", at, next, (int)host_seat(map, next)->pid);
+            at = next;
+            links++;
+        }
+        if (links)
+            return;
+    }
+}
+
 static ncclResult_t too_late(struct host_work *w, uint64_t waited, struct host_text *cause) {
     char buffer[HOST_TEXT];
     struct host_text t = {buffer, sizeof buffer, 0};
     host_work_text(&t, w);
     host_text_add(&t, ": rank %d timed out after %.3g s waiting for ", w->comm->rank, (double)waited * 1e-9);
     list_missing(&t, w);
+    chain(&t, w);
     hint(&t, w);
     host_text_add(cause, "%s", buffer);
     return host_fail(ncclTimeout, "%s", buffer);
@@ -218,6 +237,7 @@ static void warn(struct host_work *w) {
     host_work_text(&t, w);
     host_text_add(&t, ": rank %d has waited 10 s for ", w->comm->rank);
     list_missing(&t, w);
+    chain(&t, w);
     hint(&t, w);
     host_notice("%s", buffer);
     w->warned = 1;
@@ -253,10 +273,16 @@ static ncclResult_t verdict_on(struct host_work *w, const struct host_watch *wat
                 return unservable(w, r, cause);
         }
     }
+    int first = missing(w, 0);
+    int whom = first < 0 && w->type == HOST_WORK_SPLIT ? host_split_server(w) : first;
+    if (whom >= 0)
+        host_publish32(&host_seat(map, w->comm->rank)->waits_for, (uint32_t)whom + 1);
+    if (first < 0)
+        return ncclSuccess;
     uint64_t waited = watch->now - w->since;
-    if (waited > w->comm->timeout && missing(w, 0) >= 0)
+    if (waited > w->comm->timeout)
         return too_late(w, waited, cause);
-    if (waited > WARN_NS && !w->warned && !w->init && missing(w, 0) >= 0)
+    if (waited > WARN_NS && !w->warned && !w->init)
         warn(w);
     return ncclSuccess;
 }

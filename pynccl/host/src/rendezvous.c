@@ -383,11 +383,13 @@ void host_init_tell(struct host_init *init, ncclResult_t code, const char *text)
 
 /* ---- joining --------------------------------------------------------------------------------------- */
 
-/* The process that bound the socket, which is the one that listens; 0 if it cannot be told. */
-static int server_pid(int fd) {
+int host_init_server(const struct host_init *init) {
     struct ucred cred = {0, 0, 0};
     socklen_t size = sizeof cred;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &size) == 0 ? (int)cred.pid : 0;
+    if (init->state != JOIN)
+        return 0;
+    /* Of the process that bound the socket, which is the one that listens. */
+    return getsockopt(init->fd, SOL_SOCKET, SO_PEERCRED, &cred, &size) == 0 ? (int)cred.pid : 0;
 }
 
 static enum host_step heed(struct host_work *w, const struct verdict *v, int segment) {
@@ -419,7 +421,7 @@ static enum host_step join(struct host_work *w) {
         char text[256];
         snprintf(text, sizeof text,
             "CommInitRank: rank %d: the rank that gathered the others (pid %d) went away while the communicator "
-            "was created", init->self.rank, server_pid(init->fd));
+            "was created", init->self.rank, host_init_server(init));
         return fail(w, ncclRemoteError, text);
     }
     uint64_t now = host_now();
@@ -430,9 +432,13 @@ static enum host_step join(struct host_work *w) {
         init->until = now + GRACE_NS;
         (void)!send(init->fd, "?", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
-    return now < init->until ? HOST_STALLED
-                             : fail(w, ncclTimeout,
-                                   "CommInitRank: timed out, and the rank that gathers the others is silent");
+    if (now < init->until)
+        return HOST_STALLED;
+    char text[256];
+    snprintf(text, sizeof text,
+        "CommInitRank: rank %d timed out after %.3g s, and the rank that gathers the others (pid %d) does not answer",
+        init->self.rank, (double)init->timeout * 1e-9, host_init_server(init));
+    return fail(w, ncclTimeout, text);
 }
 
 /* ---- start ----------------------------------------------------------------------------------------- */

@@ -57,6 +57,15 @@ int host_split_missing(const struct host_work *w, int from) {
     return -1;
 }
 
+int host_split_server(const struct host_work *w) {
+    const struct host_map *map = w->comm->map;
+    int me = w->comm->rank, pid = w->init ? host_init_server(w->init) : 0;
+    for (int r = 0; pid && r < map->nranks; r++)
+        if (r != me && host_seat(map, r)->pid == pid && w->wishes[r].color == w->wishes[me].color)
+            return r;
+    return -1;
+}
+
 static enum host_step create_child(struct host_work *w) {
     struct ncclComm *parent = w->comm;
     const struct host_wish *all = w->wishes;

@@ -88,6 +88,10 @@ int host_collective_missing(const struct host_work *w, int from);
 int host_message_missing(const struct host_work *w, int from);
 int host_split_missing(const struct host_work *w, int from);
 
+/* The rank whose answer the second half of a split waits for, or -1; for messages only: a process may hold
+ * several ranks. */
+int host_split_server(const struct host_work *w);
+
 /* host_work_set for a split of c; 0 if there is no memory. */
 int host_split_set(struct host_work *w, struct ncclComm *c, int color, int key);
 
@@ -104,6 +108,8 @@ void host_init_free(struct host_init *init);
 int host_init_fd(const struct host_init *init);
 /* Has this rank of the new communicator come? Only the rank that gathers the others can say no. */
 int host_init_here(const struct host_init *init, int rank);
+/* The process that gathers the ranks, where this one waits for its answer; else 0. */
+int host_init_server(const struct host_init *init);
 /* The creation fails for a reason that its own means cannot see: let those who have come know. */
 void host_init_tell(struct host_init *init, ncclResult_t code, const char *text);
 
