@@ -1,10 +1,11 @@
 cimport cython
 
-from pynccl._nccl cimport Library, Recorder, Step, ncclResult_t
+from pynccl._nccl cimport CommBase, Library, Recorder, Step, ncclResult_t
 
 
 @cython.final
 cdef class Group(Recorder):
+    cdef void *call             # the vectorcallfunc of plan()
     cdef Step *steps
     cdef Py_ssize_t count, room
     cdef list held              # arrays, owners of memory and ops of the steps
@@ -15,10 +16,12 @@ cdef class Group(Recorder):
     cdef bint at_end            # run when the block ends
     cdef bint built
     cdef bint quick             # a plan of one communicator and no waits, as most are
+    cdef CommBase only          # that communicator
     cdef bint waits             # some step waits for a producer's stream
     cdef unsigned long thread
     cdef bint entered
 
+    cdef int again(self) except -1
     cdef int grow(self, Py_ssize_t more) except -1
     cdef int join(self, Library library, const char *verb) except -1
     cdef int append(self, Group plan) except -1

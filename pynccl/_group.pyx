@@ -8,6 +8,7 @@ recorded stays: calling the group runs the same calls on the same memory again.
 cimport cython
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 
 from pynccl._buffer cimport BufferView
@@ -39,11 +40,34 @@ from pynccl._nccl cimport (
 import threading
 
 
+cdef extern from *:
+    """
+    /* Let calls of a type's instances go through the vectorcallfunc at `offset` in each of them (PEP 590):
+       it spares every call the tuple of its arguments.  Cython has no word for it. */
+    static void pynccl_call_by(PyTypeObject *type, Py_ssize_t offset) {
+        type->tp_vectorcall_offset = offset;
+        type->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
+        PyType_Modified(type);
+    }
+    """
+    void pynccl_call_by(object type, Py_ssize_t offset)
+    Py_ssize_t PyVectorcall_NARGS(size_t nargs)
+
+
+cdef object call_plan(object plan, PyObject *const *args, size_t nargs, PyObject *names):
+    """What calling a plan does: `Group.__call__` without a tuple on the way."""
+    if PyVectorcall_NARGS(nargs) or names is not NULL:
+        raise TypeError("group: a plan takes no arguments")
+    (<Group>plan).again()
+    return None
+
+
 @cython.final
 cdef class Group(Recorder):
     """A list of calls that the library runs together; made by `pynccl.group`."""
 
     def __cinit__(self):
+        self.call = <void *>call_plan
         self.held = []
         self.comms = []
         self.creations = []
@@ -84,7 +108,9 @@ cdef class Group(Recorder):
             self.drop()
             return False
         self.built = True
-        self.quick = len(self.comms) == 1 and not self.creations and not self.waits
+        if len(self.comms) == 1 and not self.creations and not self.waits:
+            self.only = self.comms[0]
+            self.quick = True
         if not self.at_end:
             return False
         if outer is not None:
@@ -95,18 +121,20 @@ cdef class Group(Recorder):
 
     def __call__(self):
         """Run the recorded calls again, on the same arrays."""
+        self.again()
+
+    cdef int again(self) except -1:
         cdef Recorder outer
         if self.quick and self.replay():
-            return
+            return 0
         if not self.built:
             raise ValueError("group: the plan can run only after its with-block has ended well")
         if self.creations:
             raise ValueError("group: the plan creates communicators, which cannot be done twice")
         outer = recorder()
         if outer is not None:
-            (<Group>outer).append(self)
-        else:
-            self.launch()
+            return (<Group>outer).append(self)
+        return self.launch()
 
     def simulate(self):
         """Ask the library how long the recorded calls would take.
@@ -244,7 +272,7 @@ cdef class Group(Recorder):
 
     cdef bint replay(self) except -1:
         """Launch a plan of one communicator, if nothing is in the way; else the long way says what."""
-        cdef CommBase comm = <CommBase>PyList_GET_ITEM(self.comms, 0)
+        cdef CommBase comm = self.only
         cdef ncclResult_t result
         cdef Py_ssize_t failed = -1
         if not at_once(comm):
@@ -336,6 +364,10 @@ cdef class Group(Recorder):
         if self.count > 1 and failed >= 0 and hasattr(error, "add_note"):
             error.add_note(f"It was call {failed + 1} of {self.count} in the group.")
         raise error
+
+
+cdef Group any_group = Group.__new__(Group)
+pynccl_call_by(Group, <char *>&any_group.call - <char *><PyObject *>any_group)
 
 
 def group(*, run=True):

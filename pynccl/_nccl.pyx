@@ -59,6 +59,7 @@ cdef extern from *:
 
     /* The open group of this thread; it holds a reference to itself while it is open. */
     static _Thread_local PyObject *pynccl_recorder;
+    static int pynccl_recording; /* threads that have one; with none, nobody need look it up */
 
     /* How often this process or an ancestor has forked: a communicator does not survive a fork. */
     static unsigned int pynccl_forks;
@@ -93,6 +94,7 @@ cdef extern from *:
     }
     """
     PyObject *pynccl_recorder
+    int pynccl_recording
     unsigned int pynccl_forks
     int pynccl_watch_forks()
     int pynccl_interrupt_hook() noexcept nogil
@@ -265,7 +267,7 @@ cdef class Recorder:
 cdef bint at_once(CommBase comm) noexcept:
     """Whether a call may be made now: the communicator is usable, and this thread has no open group."""
     return (comm.state == OPEN and comm.busy == 0 and comm.born == pynccl_forks
-            and pynccl_recorder is NULL)
+            and (pynccl_recording == 0 or pynccl_recorder is NULL))
 
 
 cdef Recorder recorder():
@@ -275,7 +277,8 @@ cdef Recorder recorder():
 
 
 cdef void set_recorder(Recorder group) noexcept:
-    global pynccl_recorder
+    global pynccl_recorder, pynccl_recording
+    pynccl_recording += <int>(group is not None) - <int>(pynccl_recorder is not NULL)
     pynccl_recorder = NULL if group is None else <PyObject *>group
 
 
@@ -430,7 +433,7 @@ cdef class CommBase:
         views[1].owner = NULL
         try:
             bind(&call, views, kind, &self.at, x, out, op, root, stream, dtype)
-            if pynccl_recorder is not NULL:
+            if pynccl_recording and pynccl_recorder is not NULL:
                 (<Recorder>pynccl_recorder).record(self, &call, views, x, out, op)
                 return out if call.receives else None
             self.issue(&call)
@@ -474,7 +477,7 @@ cdef class CommBase:
             bind(&steps[1].call, &views[2], RECV_FROM, &self.at, None, out, None, source, stream,
                  dtype)
             separate(b"send_recv", &views[0], &views[3])
-            if pynccl_recorder is not NULL:
+            if pynccl_recording and pynccl_recorder is not NULL:
                 (<Recorder>pynccl_recorder).record(self, &steps[0].call, &views[0], x, None, None)
                 (<Recorder>pynccl_recorder).record(self, &steps[1].call, &views[2], None, out, None)
                 return out

@@ -99,6 +99,26 @@ def test_plan_keeps_its_arrays_alive(alone):
     assert gone() is None
 
 
+def test_plan_takes_no_arguments_and_can_be_called_by_its_method(alone):
+    x, out = np.ones(3, "f4"), np.zeros(3, "f4")
+    with pynccl.group(run=False) as plan:
+        alone.all_reduce(x, out)
+    for wrong in (
+        lambda: plan(1),
+        lambda: plan(stream=0),
+        lambda: plan(*[], **{"a": 1}),
+        lambda: plan.__call__(1),
+    ):
+        with pytest.raises(TypeError):
+            wrong()
+    assert not out.any()
+    assert plan() is None
+    assert out.all()
+    out[:] = 0
+    assert plan.__call__() is None
+    assert out.all()
+
+
 def test_plan_says_so_when_its_communicator_is_closed():
     comm = create(1, new_id(), 0)
     with pynccl.group() as plan:
