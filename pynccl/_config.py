@@ -54,15 +54,6 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _one_of(*words: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in words:
-            raise ValueError(f"is none of {', '.join(words)}")
-        return text.lower()
-
-    return parse
-
-
 ENV: dict[str, Variable] = {
     row.name: row
     for row in (
@@ -90,13 +81,6 @@ ENV: dict[str, Variable] = {
             None,
             str,
             "Path of the CUDA driver library to use in place of libcuda.so.1.",
-        ),
-        Variable(
-            "PYNCCL_HOST_MODE",
-            "strict",
-            _one_of("strict", "faithful"),
-            "faithful: the host library does what NCCL does with calls that do not match, "
-            "instead of refusing them.",
         ),
         Variable(
             "PYNCCL_JOB_ID",

@@ -5,8 +5,8 @@ No state of its own; _cuda.c says what it keeps.
 
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport getenv
-from libc.string cimport strcmp
 
+from . import _config
 from .errors import CudaError
 
 cdef extern from "_cuda.h" nogil:
@@ -51,11 +51,12 @@ cdef int leave_device(void *saved) noexcept nogil:
 
 cdef int order_streams(uintptr_t producer, uintptr_t consumer) except -1:
     """Make the consumer's stream wait for what the producer's has been given so far."""
-    cdef const char *setting
     if (producer or 1) == (consumer or 1):      # 0 and 1 are both the legacy default stream
         return 0
-    setting = getenv("PYNCCL_CAI_SYNC")
-    if (setting != NULL and strcmp(setting, "0") == 0) or not cuda_ready():
+    if not cuda_ready():
+        return 0
+    # Asked of the C library first: hardly anyone sets it, and Python's environment is slow to ask.
+    if getenv("PYNCCL_CAI_SYNC") != NULL and not _config.get("PYNCCL_CAI_SYNC"):
         return 0
     return check(cuda_stream_wait(producer, consumer), "cuStreamWaitEvent")
 

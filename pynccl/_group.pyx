@@ -44,7 +44,8 @@ cdef extern from *:
     """
     /* Let calls of a type's instances go through the vectorcallfunc at `offset` in each of them (PEP 590):
        it spares every call the tuple of its arguments.  Cython has no word for it. */
-    static void pynccl_call_by(PyTypeObject *type, Py_ssize_t offset) {
+    static void pynccl_call_by(PyObject *object, Py_ssize_t offset) {
+        PyTypeObject *type = (PyTypeObject *)object;
         type->tp_vectorcall_offset = offset;
         type->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
         PyType_Modified(type);

@@ -47,7 +47,6 @@ def test_every_row_is_complete():
         ("PYNCCL_CAI_SYNC", "0", False),
         ("PYNCCL_CAI_SYNC", "1", True),
         ("PYNCCL_CAI_SYNC", "Off", False),
-        ("PYNCCL_HOST_MODE", "FAITHFUL", "faithful"),
         ("PYNCCL_LIBRARY", " host ", "host"),
     ],
 )
@@ -63,7 +62,6 @@ def test_values(name, text, value):
         ("PYNCCL_TIMEOUT", "0"),
         ("PYNCCL_TIMEOUT", "nan"),
         ("PYNCCL_CAI_SYNC", "maybe"),
-        ("PYNCCL_HOST_MODE", "lenient"),
     ],
 )
 def test_wrong_values_name_the_variable(name, text):

@@ -282,6 +282,8 @@ def test_sigint_ends_the_ranks(tmp_path):
             "-e: the largest size, 1024, is less than the smallest, 1048576",
         ),
         (["-f", "1"], "-f: 1 does not make sizes larger"),
+        (["-f", "0"], "-f: 0 does not make sizes larger"),
+        (["-f", "nan"], "-f: nan does not make sizes larger"),
         (["-w", "-1"], "--warmup: expected 0 or more"),
         (["-c", "-1"], "--check: expected 0 or more"),
         (["--iters", "0"], "--iters: expected 1 or more"),

@@ -93,9 +93,13 @@ def test_no_event_where_the_streams_agree_or_it_is_turned_off():
         comm.all_reduce(same[0], out=same[1])
         comm.all_reduce(DeviceArray(X, 4), out=DeviceArray(OUT, 4), stream=mine)
         assert cuda().names.count("cuEventRecord") == 0
-        os.environ["PYNCCL_CAI_SYNC"] = "0"
         try:
-            comm.all_reduce(DeviceArray(X, 4, stream=other), out=same[1], stream=mine)
+            for off in ("0", "off", "False"):
+                os.environ["PYNCCL_CAI_SYNC"] = off
+                comm.all_reduce(DeviceArray(X, 4, stream=other), out=same[1], stream=mine)
+            os.environ["PYNCCL_CAI_SYNC"] = "never"
+            with pytest.raises(ValueError, match="PYNCCL_CAI_SYNC='never' is neither 0 nor 1"):
+                comm.all_reduce(DeviceArray(X, 4, stream=other), out=same[1], stream=mine)
         finally:
             del os.environ["PYNCCL_CAI_SYNC"]
         assert cuda().names.count("cuEventRecord") == 0

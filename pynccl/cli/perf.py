@@ -228,12 +228,13 @@ def _cases(arguments: argparse.Namespace, nranks: int, kind: str) -> Iterator[Ca
 
 def _sizes(arguments: argparse.Namespace) -> list[int]:
     given = (arguments.minbytes, arguments.maxbytes, arguments.stepfactor, arguments.stepbytes)
-    factor = arguments.stepfactor or (2 if any(given) else 32)
+    default = 2 if any(size is not None for size in given) else 32
+    factor = default if arguments.stepfactor is None else arguments.stepfactor
     first = arguments.minbytes or min(8, arguments.maxbytes or 8)
     last = arguments.maxbytes or max(8 << 20, first)
     if last < first:
         raise UsageError(f"-e: the largest size, {last}, is less than the smallest, {first}")
-    if factor <= 1:
+    if not factor > 1:  # nor is it not-a-number
         raise UsageError(f"-f: {factor:g} does not make sizes larger")
     if arguments.stepbytes:
         return list(range(first, last + 1, arguments.stepbytes))
