@@ -400,19 +400,29 @@ static enum host_step heed(struct host_work *w, const struct verdict *v, int seg
     return init->comm->map ? HOST_FINISHED : fail_errno(w, "cannot map the shared memory");
 }
 
+/* Receive the verdict and the segment that comes with it; 0 or -1 where there is none. */
+static ssize_t take_verdict(int fd, struct verdict *v, int *segment) {
+    char control[CMSG_SPACE(sizeof(int))];
+    struct iovec part = {v, sizeof *v};
+    struct msghdr msg = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    ssize_t got = recvmsg(fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    struct cmsghdr *c = got > 0 ? CMSG_FIRSTHDR(&msg) : NULL;
+    if (c && c->cmsg_type == SCM_RIGHTS)
+        memcpy(segment, CMSG_DATA(c), sizeof *segment);
+    return got;
+}
+
 static enum host_step join(struct host_work *w) {
     struct host_init *init = w->init;
     struct verdict v;
-    char control[CMSG_SPACE(sizeof(int))];
-    struct iovec part = {&v, sizeof v};
-    struct msghdr msg = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
-    ssize_t got = recvmsg(init->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    int segment = -1;
+    ssize_t got = take_verdict(init->fd, &v, &segment);
+    /* An end may be told before the last message: Linux looks at the queue and at the other end's close one
+     * after the other, and a reset comes first.  What was sent before is there at the second look. */
+    if (got == 0 || (got < 0 && errno == ECONNRESET))
+        got = take_verdict(init->fd, &v, &segment);
     if (got == (ssize_t)sizeof v) {
-        int segment = -1;
-        struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
-        if (c && c->cmsg_type == SCM_RIGHTS)
-            memcpy(&segment, CMSG_DATA(c), sizeof segment);
         enum host_step step = heed(w, &v, segment);
         close_fd(&segment);
         return step;
