@@ -5,6 +5,8 @@ import os
 import pathlib
 import pickle
 import signal
+import socket
+import struct
 import time
 from datetime import timedelta
 
@@ -154,17 +156,54 @@ def test_rank_that_gathers_the_others_and_is_stopped_is_named():
         """,
         uid.hex(),
     )
+
+    def listens():
+        lines = pathlib.Path("/proc/net/unix").read_text().splitlines()
+        return any(
+            uid[:16].hex() in line and " 00010000 " in line for line in lines
+        )  # SO_ACCEPTCON
+
     try:
-        deadline = time.monotonic() + 20
-        while uid[:16].hex() not in pathlib.Path("/proc/net/unix").read_text():
-            assert time.monotonic() < deadline, "the first rank has not come"
-            time.sleep(0.02)
+        scripts.wait_until(listens, 20, "the first rank has not come")
         process.send_signal(signal.SIGSTOP)
         with pytest.raises(pynccl.NCCLTimeoutError, match=rf"pid {process.pid}\) does not answer"):
             create(3, uid, 1, timeout=0.5)
     finally:
         process.kill()
         scripts.finish(process)
+
+
+def test_verdict_is_heard_although_the_connection_was_reset_after_it():
+    """Linux tells a reset before what was sent ahead of it."""
+    uid, code = new_id(), 5  # ncclInvalidUsage
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(f"\0pynccl-{uid[:16].hex()}")
+        server.listen()
+        guest = scripts.start(
+            """
+            import sys
+            import pynccl
+            try:
+                pynccl.Communicator(2, bytes.fromhex(sys.argv[1]), 1, timeout=20)
+            except pynccl.NCCLError as error:
+                print(error)
+            """,
+            uid.hex(),
+        )
+        try:
+            server.settimeout(20)
+            connection, _ = server.accept()
+            connection.recv(
+                1, socket.MSG_PEEK
+            )  # the greeting is there; closing with it unread is a reset
+            guest.send_signal(signal.SIGSTOP)
+            connection.send(struct.pack("=i512s", code, b"CommInitRank: the verdict"))
+            connection.close()
+            guest.send_signal(signal.SIGCONT)
+            _, out, err = scripts.finish(guest, 30)
+        finally:
+            guest.kill()
+    assert "the verdict" in out, (out, err)
 
 
 def test_several_missing_ranks_are_all_named(crew):

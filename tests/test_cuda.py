@@ -6,12 +6,12 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from helpers.build import ROOT, build_shared
+from helpers.scripts import wait_until
 from helpers.stubs import CudaStub, build_cuda_stub
 
 NOT_INITIALIZED, INVALID_DEVICE, INVALID_CONTEXT, INVALID_HANDLE = 3, 101, 201, 400
@@ -71,16 +71,6 @@ def in_thread(function):
     thread.join(20)
     (result,) = out
     return result
-
-
-def eventually(condition):
-    """Wait until something holds; a thread that Python has joined may still be on its way out."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 # ---- no driver ----------------------------------------------------------------------------------------
@@ -386,7 +376,8 @@ def test_events_are_made_once_for_a_thread_and_context(pair):
     before = stub.live_events
     first, second = in_thread(check), in_thread(check)
     assert not first & second, "threads do not share events"
-    assert eventually(lambda: stub.live_events == before), "a thread's events go with it"
+    # A thread that Python has joined may still be on its way out.
+    wait_until(lambda: stub.live_events == before, what="a thread's events did not go with it")
 
 
 @pytest.mark.parametrize("context_ids", [True, False])
@@ -402,7 +393,7 @@ def test_more_contexts_than_slots(built, tmp_path, monkeypatch, context_ids):
         return stub.live_events
 
     assert in_thread(check) == 16
-    assert eventually(lambda: stub.live_events == 0)
+    wait_until(lambda: stub.live_events == 0)
 
 
 @pytest.mark.parametrize("status", [1, 2])

@@ -14,6 +14,8 @@ import uuid
 
 import pytest
 
+from helpers.scripts import wait_until
+
 PYNCCL = [sys.executable, "-c", "import sys; from pynccl.cli import main; sys.exit(main())"]
 LIMIT = 60  # seconds that no test comes near
 
@@ -28,13 +30,6 @@ def alive(token):
                     if token.encode() in file.read():
                         found.add(int(name))
     return found
-
-
-def wait_until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 READY = """\

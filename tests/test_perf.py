@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from helpers.scripts import wait_until
 from pynccl.cli import UsageError, perf
 from pynccl.cli._perf_cases import ARRAYS, COLLECTIVES, DTYPES, OPS
 
@@ -252,10 +253,7 @@ def test_sigint_ends_the_ranks(tmp_path):
         **trick,
     )
     try:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "ready").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until((tmp_path / "ready").exists, 60)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     finally:

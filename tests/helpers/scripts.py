@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,16 @@ def run(code: str, *args: str, limit: float = 30.0, **changes: Any) -> str:
     status, out, err = finish(start(code, *args, **changes), limit)
     assert status == 0, f"exit status {status}\n{out}\n{err}"
     return out
+
+
+def wait_until(
+    condition: Callable[[], Any], limit: float = 10.0, what: str = "it did not happen"
+) -> None:
+    """Wait until something holds that nobody tells of: a file, a process that is gone."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}, after {limit} s"
+        time.sleep(0.005)
 
 
 def wait_for_line(process: subprocess.Popen[str], line: str, limit: float = 20.0) -> None:

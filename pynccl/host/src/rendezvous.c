@@ -384,12 +384,8 @@ void host_init_tell(struct host_init *init, ncclResult_t code, const char *text)
 /* ---- joining --------------------------------------------------------------------------------------- */
 
 int host_init_server(const struct host_init *init) {
-    struct ucred cred = {0, 0, 0};
-    socklen_t size = sizeof cred;
-    if (init->state != JOIN)
-        return 0;
-    /* Of the process that bound the socket, which is the one that listens. */
-    return getsockopt(init->fd, SOL_SOCKET, SO_PEERCRED, &cred, &size) == 0 ? (int)cred.pid : 0;
+    int pid; /* of the process that bound the socket, which is the one that listens */
+    return init->state == JOIN && same_user(init->fd, &pid) ? pid : 0;
 }
 
 static enum host_step heed(struct host_work *w, const struct verdict *v, int segment) {
