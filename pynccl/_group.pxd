@@ -15,8 +15,7 @@ cdef class Group(Recorder):
     cdef Recorder outer
     cdef bint at_end            # run when the block ends
     cdef bint built
-    cdef bint quick             # a plan of one communicator and no waits, as most are
-    cdef CommBase only          # that communicator
+    cdef CommBase only          # set in a plan of one communicator and no waits, as most are
     cdef bint waits             # some step waits for a producer's stream
     cdef unsigned long thread
     cdef bint entered

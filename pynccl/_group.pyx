@@ -111,7 +111,6 @@ cdef class Group(Recorder):
         self.built = True
         if len(self.comms) == 1 and not self.creations and not self.waits:
             self.only = self.comms[0]
-            self.quick = True
         if not self.at_end:
             return False
         if outer is not None:
@@ -126,7 +125,7 @@ cdef class Group(Recorder):
 
     cdef int again(self) except -1:
         cdef Recorder outer
-        if self.quick and self.replay():
+        if self.only is not None and self.replay():
             return 0
         if not self.built:
             raise ValueError("group: the plan can run only after its with-block has ended well")
@@ -272,7 +271,7 @@ cdef class Group(Recorder):
             (<CommBase>PyList_GET_ITEM(self.comms, i)).busy += by
 
     cdef bint replay(self) except -1:
-        """Launch a plan of one communicator, if nothing is in the way; else the long way says what."""
+        """Launch the plan if nothing is in the way; else the long way says what."""
         cdef CommBase comm = self.only
         cdef ncclResult_t result
         cdef Py_ssize_t failed = -1
@@ -367,8 +366,12 @@ cdef class Group(Recorder):
         raise error
 
 
-cdef Group any_group = Group.__new__(Group)
-pynccl_call_by(Group, <char *>&any_group.call - <char *><PyObject *>any_group)
+cdef void use_vectorcall() except *:
+    cdef Group plan = Group.__new__(Group)
+    pynccl_call_by(Group, <char *>&plan.call - <char *><PyObject *>plan)
+
+
+use_vectorcall()
 
 
 def group(*, run=True):

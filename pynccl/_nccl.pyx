@@ -60,6 +60,7 @@ cdef extern from *:
     /* The open group of this thread; it holds a reference to itself while it is open. */
     static _Thread_local PyObject *pynccl_recorder;
     static int pynccl_recording; /* threads that have one; with none, nobody need look it up */
+    static PyObject *pynccl_open(void) { return pynccl_recording ? pynccl_recorder : NULL; }
 
     /* How often this process or an ancestor has forked: a communicator does not survive a fork. */
     static unsigned int pynccl_forks;
@@ -95,6 +96,7 @@ cdef extern from *:
     """
     PyObject *pynccl_recorder
     int pynccl_recording
+    PyObject *pynccl_open() noexcept
     unsigned int pynccl_forks
     int pynccl_watch_forks()
     int pynccl_interrupt_hook() noexcept nogil
@@ -267,13 +269,11 @@ cdef class Recorder:
 cdef bint at_once(CommBase comm) noexcept:
     """Whether a call may be made now: the communicator is usable, and this thread has no open group."""
     return (comm.state == OPEN and comm.busy == 0 and comm.born == pynccl_forks
-            and (pynccl_recording == 0 or pynccl_recorder is NULL))
+            and pynccl_open() is NULL)
 
 
 cdef Recorder recorder():
-    if pynccl_recorder is NULL:
-        return None
-    return <Recorder>pynccl_recorder
+    return None if pynccl_open() is NULL else <Recorder>pynccl_recorder
 
 
 cdef void set_recorder(Recorder group) noexcept:
@@ -433,7 +433,7 @@ cdef class CommBase:
         views[1].owner = NULL
         try:
             bind(&call, views, kind, &self.at, x, out, op, root, stream, dtype)
-            if pynccl_recording and pynccl_recorder is not NULL:
+            if pynccl_open() is not NULL:
                 (<Recorder>pynccl_recorder).record(self, &call, views, x, out, op)
                 return out if call.receives else None
             self.issue(&call)
@@ -477,7 +477,7 @@ cdef class CommBase:
             bind(&steps[1].call, &views[2], RECV_FROM, &self.at, None, out, None, source, stream,
                  dtype)
             separate(b"send_recv", &views[0], &views[3])
-            if pynccl_recording and pynccl_recorder is not NULL:
+            if pynccl_open() is not NULL:
                 (<Recorder>pynccl_recorder).record(self, &steps[0].call, &views[0], x, None, None)
                 (<Recorder>pynccl_recorder).record(self, &steps[1].call, &views[2], None, out, None)
                 return out

@@ -404,7 +404,7 @@ FALLBACK = """
 import sys
 import warnings
 import pynccl
-from pynccl import _config, _nccl
+from pynccl import _config
 
 _config._has_device_node = lambda: False
 warnings.simplefilter("always")
