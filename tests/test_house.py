@@ -52,7 +52,7 @@ LAYERS: dict[str, set[str]] = {
     "_group": BUFFER | {"_call", "_nccl"},
     "_uid": BUFFER | {"_nccl"},
     "_comm": BUFFER | {"_call", "_nccl", "_collectives", "_uid", "_config"},
-    "_init": BASE | {"_uid", "_comm", "_group", "_config", "_rendezvous"},
+    "_init": BASE | {"_device", "_uid", "_comm", "_group", "_config", "_rendezvous"},
     "_cliques": BASE | {"_nccl", "_group", "_init"},
     "_batch": BUFFER | {"_call", "_nccl", "_cliques"},
     "_lists": BUFFER | {"_alloc", "_call", "_nccl", "_comm", "_batch"},

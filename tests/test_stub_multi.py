@@ -1,4 +1,4 @@
-"""The list API on pretended devices: devices, streams, current device, communicators, as NCCL and the driver see it."""
+"""The list API on pretended devices, as NCCL and the driver see it."""
 
 import contextlib
 import ctypes
@@ -170,7 +170,7 @@ def test_counts_beyond_32_bits_reach_nccl():
     with library() as (path, stub):
         nccl.all_reduce(on(0, 1, size=2**33 + 1), library=path)
         assert [call.count for call in stub.of("ncclAllReduce")] == [2**33 + 1] * 2
-        assert 4 * (2**33 + 1) < SPAN
+        assert SPAN > 4 * (2**33 + 1)
 
 
 @on_device
