@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 import pynccl
+import pynccl.multi
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
@@ -174,10 +175,24 @@ def test_files_named_in_the_documents_exist():
     assert not missing
 
 
+def test_tests_named_in_the_documents_exist():
+    # `test_file.py::test_name` in a table of features or faults.
+    missing = []
+    for document in DOCUMENTS:
+        for file, name in re.findall(r"`(?:tests/)?(test_\w+\.py)::(\w+)", document.read_text()):
+            path = ROOT / "tests" / file
+            if not path.exists() or not re.search(
+                rf"^(?:async )?def {name}\(", path.read_text(), re.M
+            ):
+                missing.append(f"{document.name}: {file}::{name}")
+    assert not missing
+
+
 def examples() -> list[doctest.DocTest]:
     found = []
-    for name in pynccl.__all__:
-        thing = getattr(pynccl, name)
+    names = [(name, getattr(pynccl, name)) for name in pynccl.__all__]
+    names += [(f"multi.{name}", getattr(pynccl.multi, name)) for name in pynccl.multi.__all__]
+    for name, thing in names:
         owners = [(name, thing)]
         if inspect.isclass(thing):
             owners += [

@@ -1,6 +1,8 @@
 """The list API: every collective on lists of every kind of array, as torch.cuda.nccl would do it and more."""
 
 import array
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pynccl
 import pynccl.multi as nccl
 from helpers import arrays, data, oracle
 from helpers.ranks import create, new_id
+from helpers.scripts import environment
 
 ROOTED = [name for name, spec in oracle.COLLECTIVES.items() if spec.root]
 DTYPES = [*oracle.NCCL_DTYPES, "bool", *oracle.COMPLEX]
@@ -408,3 +411,72 @@ def test_sum_is_nccls_zero():
 )
 def test_availability_is_asked_without_a_call(tensors, answer):
     assert nccl.is_available(tensors, library="host") is answer
+
+
+# --- in place, as NCCL means it -------------------------------------------------------------------
+
+
+def test_blocks_in_their_places_are_gathered_in_place():
+    n = 3
+    outputs = [np.zeros((n, 2)) for _ in range(n)]
+    for rank, out in enumerate(outputs):
+        out[rank] = rank + 1
+    nccl.all_gather([out[rank] for rank, out in enumerate(outputs)], outputs, library="host")
+    assert all(out.tolist() == [[1, 1], [2, 2], [3, 3]] for out in outputs)
+
+    whole = np.zeros((n, 2))
+    whole[1] = 7
+    nccl.gather([np.full(2, 5.0), whole[1], np.full(2, 9.0)], whole, root=1, library="host")
+    assert whole.tolist() == [[5, 5], [7, 7], [9, 9]]
+
+
+def test_blocks_are_reduced_and_scattered_in_place():
+    xs = [np.arange(6.0).reshape(3, 2) + rank for rank in range(3)]
+    nccl.reduce_scatter(xs, [x[rank] for rank, x in enumerate(xs)], library="host")
+    assert [x[rank].tolist() for rank, x in enumerate(xs)] == [[3, 6], [9, 12], [15, 18]]
+
+    whole = np.arange(6.0).reshape(3, 2)
+    outputs = [np.zeros(2), np.zeros(2), whole[2]]
+    nccl.scatter(whole, outputs, root=2, library="host")
+    assert [out.tolist() for out in outputs] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_block_in_another_ranks_place_is_refused():
+    outputs = [np.zeros((2, 2)), np.zeros((2, 2))]
+    with pytest.raises(
+        ValueError, match=r"let inputs\[0\] be outputs\[0\]\[0\], this rank's block"
+    ):
+        nccl.all_gather([outputs[0][1], outputs[1][1]], outputs, library="host")
+
+
+def test_array_whose_property_makes_a_list_call_is_fine():
+    class Nested:
+        def __init__(self, values):
+            self.values = values
+
+        @property
+        def __cuda_array_interface__(self):
+            inner = [np.ones(1), np.ones(1), np.ones(1)]
+            nccl.all_reduce(inner, library="host")
+            assert inner == [3.0, 3.0, 3.0]
+            return arrays.interface(self.values)
+
+    xs = [np.ones(2), np.full(2, 4.0)]
+    nccl.all_reduce([Nested(x) for x in xs], library="host")
+    assert all((x == 5).all() for x in xs)
+
+
+def test_warning_about_the_fallback_names_the_callers_line(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import array\nimport pynccl.multi as nccl\nnccl.all_reduce([array.array('i', [1])])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=environment(PYNCCL_LIBRARY=None, PYNCCL_LIBCUDA=None),
+    )
+    assert "program.py:3: HostFallbackWarning" in done.stderr
