@@ -584,11 +584,10 @@ cdef class CommBase:
                 if state == ncclSuccess:
                     return 0
                 if time.monotonic() > deadline:
-                    raise NCCLTimeoutError(
-                        <int>ncclTimeout, function.decode(), self.at.rank,
-                        f"still in progress after {self.patience:g} s",
-                    )
+                    raise NCCLTimeoutError(<int>ncclTimeout, function.decode(), self.at.rank,
+                                           f"still in progress after {self.patience:g} s")
                 time.sleep(pause)
+                interrupted()       # a signal that came outside of the sleep
                 pause = min(pause * 2, 1e-3)
         finally:
             self.busy -= 1
