@@ -14,4 +14,4 @@ cdef class Communicator(Collectives):
     cdef int read_back(self) except -1
     cdef int leave(self) except -1
     cdef int create_in_thread(self) except -1
-    cdef object destroy_in_thread(self, double patience)
+    cdef int give_up(self) except -1

@@ -8,28 +8,29 @@ while open gives a warning; at exit the exit hook ends what is left, within a li
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcpy
 
-from pynccl._device cimport current_device, enter_device, leave_device, use_device
+from pynccl._device cimport current_device, enter_device, leave_device
 from pynccl._call cimport UserOp
+from pynccl._end cimport abort_all, orphan
 from pynccl._nccl cimport (
     ABORTED,
     CLOSED,
     CREATING,
     OPEN,
     UNBORN,
-    Library,
     NCCL_CONFIG_DEFAULT,
     NCCL_SPLIT_NOCOLOR,
     failure,
     forks,
+    ncclComm_t,
     load,
     ncclInProgress,
     ncclInvalidUsage,
-    ncclComm_t,
     ncclResult_t,
     ncclSuccess,
     ncclUniqueId,
     Recorder,
     recorder,
+    went,
 )
 
 import atexit
@@ -40,7 +41,7 @@ import weakref
 
 from pynccl import _config
 from pynccl._uid import UNIQUE_ID_BYTES, UniqueId
-from pynccl.errors import InvalidUsageError, NCCLTimeoutError
+from pynccl.errors import InvalidUsageError, NCCLError, NCCLTimeoutError
 
 cdef class Communicator(Collectives):
     """A set of ranks that communicate; this object is one of them.
@@ -137,10 +138,10 @@ cdef class Communicator(Collectives):
         self.at.host = self.library.kind == "host"
         self.at.version = self.library.version
         if group is not None:
-            group.record_creation(self)
+            group.record_creation(self, self.parent)
             self.state = CREATING
             return 0
-        if not self.at.host and not self.nonblocking and self.parent is None:
+        if not self.at.host and not self.nonblocking:
             return self.create_in_thread()
         return self.created(self.create())
 
@@ -148,14 +149,18 @@ cdef class Communicator(Collectives):
         """Create while this thread waits in Python, so that Ctrl-C works."""
         done = threading.Event()
         results = []
+        abandoned = []
 
         def work():
+            cdef Communicator me = self
             try:
-                results.append(<int>(<Communicator>self).create())
+                results.append(<int>me.create())
             except BaseException as error:
                 results.append(error)
             finally:
                 done.set()
+            if abandoned and me.handle is not NULL:
+                me.give_up()
 
         if self.device_index < 0:
             self.device_index = current_device()    # which a new thread would not inherit
@@ -164,10 +169,11 @@ cdef class Communicator(Collectives):
             while not done.wait(0.05):
                 pass
         except BaseException as error:
+            abandoned.append(True)
             if hasattr(error, "add_note"):
                 error.add_note(
-                    "The creation of the communicator was abandoned: its thread waits for the "
-                    "other ranks inside NCCL until the process ends."
+                    "The creation of the communicator was abandoned: its thread waits inside NCCL "
+                    "until the other ranks come or the process ends."
                 )
             raise
         if isinstance(results[0], BaseException):
@@ -183,6 +189,8 @@ cdef class Communicator(Collectives):
             self.api.pyncclHostSetInitTimeout(self.patience)
         elif elsewhere and enter_device(self.device_index, &before) != 0:
             raise ValueError(f"Communicator: device {self.device_index} cannot be made current")
+        if self.parent is not None:
+            self.parent.busy += 1
         with nogil:
             if self.parent is not None:
                 result = self.api.ncclCommSplit(
@@ -195,6 +203,8 @@ cdef class Communicator(Collectives):
                 result = self.api.ncclCommInitRank(&self.handle, self.at.nranks, uid[0], self.at.rank)
             if elsewhere:
                 leave_device(before)
+        if self.parent is not None:
+            self.parent.busy -= 1
         return result
 
     cdef int created(self, ncclResult_t result) except -1:
@@ -213,6 +223,8 @@ cdef class Communicator(Collectives):
                 return 0
             self.read_back()
         except BaseException:
+            if went(result) and self.handle is not NULL:
+                self.give_up()          # the library has it, the user will not
             self.handle = NULL
             raise
         finally:
@@ -276,6 +288,11 @@ cdef class Communicator(Collectives):
         comm.read_back()
         comm.state = OPEN
         return comm
+
+    cdef int give_up(self) except -1:
+        abort_all([orphan(self.library, self.handle, NULL, -1)], EXIT_SECONDS)
+        self.handle = NULL
+        return 0
 
     cdef int read_back(self) except -1:
         cdef int count = 0, rank = 0, device = -1
@@ -431,48 +448,25 @@ cdef class Communicator(Collectives):
                 <int>ncclInvalidUsage, "close", self.at.rank,
                 "another thread is inside a call on this communicator; abort() ends that call",
             )
+        patience = self.patience if timeout is None else _config.timeout(timeout)
         self.destroy_retired()
+        self.state = CLOSED         # before any Python code runs, and with it perhaps another thread
         self.leave()
-        self.state = CLOSED
         if self.foreign:
             result = ncclSuccess
         elif self.at.host:
             with nogil:
                 result = self.api.ncclCommDestroy(self.handle)
-        else:
-            result = <ncclResult_t><int>self.destroy_in_thread(
-                self.patience if timeout is None else _config.timeout(timeout))
-        self.handle = NULL
-        if result != ncclSuccess:
-            raise failure(result, b"ncclCommDestroy", self.api, NULL, self.at.rank)
-
-    cdef object destroy_in_thread(self, double patience):
-        """Destroy on a thread of its own: a peer that never comes must not hold this one."""
-        cdef Communicator me = self
-        done = threading.Event()
-        results = []
-        device = self.at.device
-
-        def work():
-            cdef ncclResult_t result
-            try:
-                use_device(device)
-                with nogil:
-                    if me.token is not NULL:
-                        me.api.ncclMemFree(me.token)
-                    result = me.api.ncclCommDestroy(me.handle)
-                results.append(<int>result)
-            finally:
-                done.set()
-
-        threading.Thread(target=work, name="pynccl-destroy", daemon=True).start()
-        if not done.wait(patience):
+        elif not orphan(self.library, self.handle, self.token, self.at.device).destroy(
+                patience, &result):
             raise NCCLTimeoutError(
                 8, "ncclCommDestroy", self.at.rank,
                 f"not done after {patience:g} s: a peer has not closed it, or work is still queued; "
                 f"its memory on the GPU stays taken",
             )
-        return results[0]
+        self.handle = NULL
+        if result != ncclSuccess:
+            raise failure(result, b"ncclCommDestroy", self.api, NULL, self.at.rank)
 
     def abort(self):
         """End the communicator at once, and with it any call that another thread has in it.
@@ -493,8 +487,8 @@ cdef class Communicator(Collectives):
         if self.state != OPEN or self.born != forks():
             self.leave()
             return
-        self.leave()
         self.state = ABORTED
+        self.leave()
         result = ncclSuccess
         if not self.foreign:
             with nogil:
@@ -520,8 +514,12 @@ cdef class Communicator(Collectives):
         # After an error the peers may never come: abort does not wait for them.
         if kind is None:
             self.close()
-        else:
+            return
+        try:
             self.abort()
+        except NCCLError as error:      # the exception on its way, perhaps sys.exit(), is the one to tell
+            if hasattr(value, "add_note"):
+                value.add_note(f"The communicator's abort failed: {error}")
 
     def __del__(self):
         if self.state != OPEN or self.born != forks() or self.foreign:
@@ -534,7 +532,7 @@ cdef class Communicator(Collectives):
             self.api.ncclCommDestroy(self.handle)
         else:
             # Collective on NCCL, so not from here: the exit hook aborts it.
-            _orphans.append((self.library, <uintptr_t>self.handle))
+            _orphans.append((orphan(self.library, self.handle, NULL, -1), self.born))
         self.handle = NULL
         warnings.warn(
             f"communicator (rank {rank} of {nranks}) was never closed; use it in a with-block",
@@ -577,33 +575,14 @@ cdef int _watch_exit() except -1:
 def _at_exit():
     """End what is still open: quickly, without peers, and without touching the exit status."""
     cdef Communicator comm
-    left = []
+    left = [one for one, born in _orphans if born == forks()]   # not the parent's, in a forked child
     for comm in list(_alive):
         if comm.born != forks() or comm.state != OPEN:
             continue
-        comm.leave()
         comm.state = CLOSED
-        if comm.at.host:
-            if not comm.busy:
-                comm.api.ncclCommDestroy(comm.handle)
-        else:
-            left.append((comm.library, <uintptr_t>comm.handle))
-    if forks():
-        return
-    left.extend(_orphans)
-    if not left:
-        return
-
-    def work():
-        cdef uintptr_t handle
-        cdef Library owner
-        for owner, handle in left:
-            with nogil:
-                owner.api.ncclCommAbort(<ncclComm_t>handle)
-
-    thread = threading.Thread(target=work, name="pynccl-exit", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        return          # too late for threads: the process ends anyway
-    thread.join(EXIT_SECONDS)
+        comm.leave()
+        if not comm.at.host:
+            left.append(orphan(comm.library, comm.handle, NULL, -1))
+        elif not comm.busy:
+            comm.api.ncclCommDestroy(comm.handle)
+    abort_all(left, EXIT_SECONDS)

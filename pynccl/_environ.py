@@ -89,7 +89,8 @@ def from_environ(env: Mapping[str, str] = os.environ) -> Layout:
     Raises
     ------
     ValueError
-        One variable of a pair is missing, or a value is not a number in its range.
+        One variable of a pair is missing, or both beside a LOCAL_RANK, or a value is not a number in its
+        range.
     """
     half: tuple[_Launcher, str] | None = None
     for names in _LAUNCHERS:
@@ -101,7 +102,14 @@ def from_environ(env: Mapping[str, str] = os.environ) -> Layout:
         if half is None and len(missing) == 1 and missing[0] in needed[:2] and names.name != "srun":
             half = names, missing[0]
     if half is None:
-        return Layout(0, 1, 0, 1)
+        # A rank that knows its place on the machine belongs to a job: alone it would compute nonsense.
+        alone = [v for v in ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if env.get(v)]
+        if not alone:
+            return Layout(0, 1, 0, 1)
+        raise ValueError(
+            f"init: {alone[0]} is set, but neither RANK nor WORLD_SIZE; set both, or unset it "
+            f"for a communicator of one rank"
+        )
     raise ValueError(
         f"init: of {half[0].rank} and {half[0].nranks}, {half[1]} is not set; "
         f"`pynccl run -n 4 script.py`, torchrun, mpiexec and srun set all that is needed"

@@ -20,6 +20,7 @@ cdef class Group(Recorder):
     cdef bint waits             # some step waits for a producer's stream
     cdef unsigned long thread
     cdef bint entered
+    cdef unsigned int born      # as a communicator's
 
     cdef int again(self) except -1
     cdef int grow(self, Py_ssize_t more) except -1

@@ -24,6 +24,7 @@ from pynccl._nccl cimport (
     at_once,
     dispatch,
     failure,
+    forks,
     interrupted,
     nccl_api,
     ncclInProgress,
@@ -38,6 +39,8 @@ from pynccl._nccl cimport (
 )
 
 import threading
+
+from pynccl.errors import CommunicatorClosedError
 
 
 cdef extern from *:
@@ -93,11 +96,21 @@ cdef class Group(Recorder):
         self.entered = True
         self.thread = threading.get_ident()
         self.outer = recorder()
+        self.born = forks()
         set_recorder(self)
         Py_INCREF(self)         # by the thread, which may meet it after the user has lost it
         return self
 
     def __exit__(self, kind, value, traceback):
+        if self.born != forks():
+            # In a forked child, where no group is open any more.
+            self.entered = False
+            if kind is None and (self.count or self.creations):
+                raise CommunicatorClosedError(
+                    f"group: it was opened before the process forked; its {self.count} calls are the "
+                    f"parent's, and are not run in the child"
+                )
+            return False
         if threading.get_ident() != self.thread:
             raise ValueError("group: the block must end on the thread that began it")
         if recorder() is not self:
@@ -173,7 +186,8 @@ cdef class Group(Recorder):
         for i in range(self.count):
             if result == ncclSuccess:
                 result = dispatch(api, self.steps[i].comm[0], self.steps[i].at, &self.steps[i].call)
-        end = api.ncclGroupSimulateEnd(&info)
+        with nogil:
+            end = api.ncclGroupSimulateEnd(&info)
         if result == ncclSuccess:
             result = end
         if result != ncclSuccess:
@@ -202,9 +216,11 @@ cdef class Group(Recorder):
                 self.gates.append(comm.gate)
         return 0
 
-    cdef int record_creation(self, CommBase comm) except -1:
+    cdef int record_creation(self, CommBase comm, CommBase parent) except -1:
         self.join(comm.library, b"Communicator")
         self.creations.append(comm)
+        if parent is not None and parent not in self.comms:
+            self.comms.append(parent)       # a split is a call on its parent
         return 0
 
     cdef int join(self, Library library, const char *verb) except -1:
@@ -365,7 +381,7 @@ cdef class Group(Recorder):
         for comm in creations:
             try:
                 comm.created(result)
-            except Exception as e:
+            except BaseException as e:      # each must hear of it, also after Ctrl-C
                 error = error or e
         if error is not None:
             raise error

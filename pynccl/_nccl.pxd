@@ -354,7 +354,7 @@ cdef class Recorder:
     # What run() talks to while a group is open on its thread.
     cdef int record(self, CommBase comm, const Call *call, BufferView *views,
                     object x, object out, object op) except -1
-    cdef int record_creation(self, CommBase comm) except -1
+    cdef int record_creation(self, CommBase comm, CommBase parent) except -1
 
 
 cdef Recorder recorder()

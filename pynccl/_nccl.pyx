@@ -42,14 +42,8 @@ import warnings
 
 from pynccl import _alloc, _config
 from pynccl.errors import (
-    CommunicatorClosedError,
-    HostFallbackWarning,
-    InvalidUsageError,
-    LayoutError,
-    LibraryNotFoundError,
-    NCCLTimeoutError,
-    UnsupportedError,
-    error_for,
+    CommunicatorClosedError, HostFallbackWarning, InvalidUsageError, LayoutError, LibraryNotFoundError,
+    NCCLTimeoutError, UnsupportedError, error_for,
 )
 
 
@@ -62,9 +56,9 @@ cdef extern from *:
     static int pynccl_recording; /* threads that have one; with none, nobody need look it up */
     static PyObject *pynccl_open(void) { return pynccl_recording ? pynccl_recorder : NULL; }
 
-    /* How often this process or an ancestor has forked: a communicator does not survive a fork. */
+    /* How often this process or an ancestor has forked: no communicator or open group survives that. */
     static unsigned int pynccl_forks;
-    static void pynccl_after_fork(void) { pynccl_forks++; }
+    static void pynccl_after_fork(void) { pynccl_forks++; pynccl_recorder = NULL; pynccl_recording = 0; }
     static int pynccl_watch_forks(void) {
         return pthread_atfork(NULL, NULL, pynccl_after_fork);
     }
@@ -118,7 +112,9 @@ cdef unsigned int forks() noexcept nogil:
 # ---- libraries ---------------------------------------------------------------------------------
 
 cdef dict _LIBRARIES = {}
-cdef object _LOADING = threading.Lock()
+cdef object _LOADING = threading.RLock()        # never inherited locked by a forked child
+os.register_at_fork(before=_LOADING.acquire, after_in_parent=_LOADING.release,
+                    after_in_child=_LOADING.release)
 cdef bint _warned = False
 
 
@@ -262,7 +258,7 @@ cdef class Recorder:
                     object x, object out, object op) except -1:
         raise NotImplementedError
 
-    cdef int record_creation(self, CommBase comm) except -1:
+    cdef int record_creation(self, CommBase comm, CommBase parent) except -1:
         raise NotImplementedError
 
 
@@ -445,8 +441,7 @@ cdef class CommBase:
     cdef int issue(self, const Call *call) except -1:
         """Make one checked call."""
         cdef ncclResult_t result
-        if self.state != OPEN:
-            self.refuse(call.spec.verb)     # closed by code that ran while the arrays were read
+        self.ready(call.spec.verb)      # code that ran while the arrays were read may have closed it
         if call.n_after and not self.at.host:
             order_call(call)
         self.busy += 1
@@ -486,6 +481,7 @@ cdef class CommBase:
                 steps[i].at = &self.at
                 if steps[i].call.n_after and not self.at.host:
                     order_call(&steps[i].call)
+            self.ready(b"send_recv")
             self.busy += 1
             with nogil:
                 result = run_steps(self.api, steps, 2, &failed)
@@ -576,22 +572,25 @@ cdef class CommBase:
         cdef ncclResult_t result
         cdef double deadline = time.monotonic() + self.patience
         cdef double pause = 20e-6
-        while True:
-            with nogil:
+        self.busy += 1      # to other threads it is inside the call that it waits for
+        try:
+            while True:
+                # With the GIL, so that no abort() of another thread comes in between; it does not wait.
+                if self.state > OPEN:
+                    self.refuse(function)
                 result = self.api.ncclCommGetAsyncError(self.handle, &state)
-            if result != ncclSuccess:
-                raise failure(result, b"ncclCommGetAsyncError", self.api, self.handle, self.at.rank)
-            if state == ncclSuccess:
-                return 0
-            if state != ncclInProgress:
-                raise failure(state, function, self.api, self.handle, self.at.rank)
-            if time.monotonic() > deadline:
-                raise NCCLTimeoutError(
-                    <int>ncclTimeout, function.decode(), self.at.rank,
-                    f"still in progress after {self.patience:g} s",
-                )
-            time.sleep(pause)
-            pause = min(pause * 2, 1e-3)
+                if result != ncclSuccess or state != ncclSuccess and state != ncclInProgress:
+                    raise failure(result or state, function, self.api, self.handle, self.at.rank)
+                if state == ncclSuccess:
+                    return 0
+                if time.monotonic() > deadline:
+                    raise NCCLTimeoutError(<int>ncclTimeout, function.decode(), self.at.rank,
+                                           f"still in progress after {self.patience:g} s")
+                time.sleep(pause)
+                interrupted()       # a signal that came outside of the sleep
+                pause = min(pause * 2, 1e-3)
+        finally:
+            self.busy -= 1
 
     cdef ncclResult_t create(self) except *:
         raise NotImplementedError

@@ -51,7 +51,8 @@ LAYERS: dict[str, set[str]] = {
     "_collectives": BUFFER | {"_call", "_nccl", "_scalar"},
     "_group": BUFFER | {"_call", "_nccl"},
     "_uid": BUFFER | {"_nccl"},
-    "_comm": BUFFER | {"_call", "_nccl", "_collectives", "_uid", "_config"},
+    "_end": BUFFER | {"_nccl"},
+    "_comm": BUFFER | {"_call", "_nccl", "_collectives", "_uid", "_end", "_config"},
     "_init": BASE | {"_device", "_uid", "_comm", "_group", "_config", "_rendezvous"},
     "_cliques": BASE | {"_nccl", "_group", "_init"},
     "_batch": BUFFER | {"_call", "_nccl", "_cliques"},
@@ -82,6 +83,7 @@ HEADERS: dict[str, set[str]] = {
     "_cuda": {"_cuda.h"},
     "_call": {"nccl_abi.h"},
     "_device": {"_cuda.h"},
+    "_end": {"pthread.h"},
     "_ndarray": {"Python.h"},
     "_nccl": {"nccl_abi.h", "_loader.h"},
 }

@@ -519,6 +519,11 @@ def test_launchers_are_understood(env, layout):
         ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE is not set"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK is not set"),
         ({"PMI_RANK": "1"}, "of PMI_RANK and PMI_SIZE, PMI_SIZE is not set"),
+        (
+            {"LOCAL_RANK": "1"},
+            "LOCAL_RANK is set, but neither RANK nor WORLD_SIZE; set both, or unset",
+        ),
+        ({"LOCAL_WORLD_SIZE": "2"}, "LOCAL_WORLD_SIZE is set, but neither RANK nor WORLD_SIZE"),
         ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x', not a number"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2; expected 0 to 1"),
         ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE is 0; expected 1 or more"),

@@ -274,8 +274,13 @@ EFFECT(ncclCommInitRank, ncclComm_t *comm, int nranks, ncclUniqueId id, int rank
 
 #ifdef HAS_ncclCommInitRankConfig
 EFFECT(ncclCommInitRankConfig, ncclComm_t *comm, int nranks, ncclUniqueId id, int rank, ncclConfig_t *c) {
-    (void)c;
-    return effect_ncclCommInitRank(comm, nranks, id, rank);
+    ncclResult_t result = effect_ncclCommInitRank(comm, nranks, id, rank);
+    /* A nonblocking creation is under way for as long as ncclCommGetAsyncError is to say so. */
+    pthread_mutex_lock(&state.lock);
+    if (c && c->blocking == 0 && state.async_polls > 0)
+        result = ncclInProgress;
+    pthread_mutex_unlock(&state.lock);
+    return result;
 }
 #endif
 
