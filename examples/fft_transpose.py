@@ -29,7 +29,7 @@ def transpose(xp: Any, comm: pynccl.Communicator, rows: Any) -> Any:
     """
     count, size = rows.shape
     blocks = rows.reshape(count, comm.nranks, size // comm.nranks).transpose(1, 2, 0)
-    received = comm.all_to_all(xp.ascontiguousarray(blocks))  # complex128 is moved as bytes
+    received = comm.all_to_all(xp.ascontiguousarray(blocks))  # any dtype moves, here complex128
     # received[r] has rank r's rows as its columns: side by side they are whole rows of the transpose.
     return received.transpose(1, 0, 2).reshape(-1, count * comm.nranks)
 
@@ -54,9 +54,8 @@ def main() -> int:
         good = error < 1e-9
         if comm.rank == 0:
             verdict = "OK" if good else f"WRONG by {error:.1e}"
-            print(
-                f"fft_transpose: {comm.nranks} ranks, {SIZE} x {SIZE}, as numpy.fft.fft2: {verdict}"
-            )
+            work = f"{comm.nranks} ranks, {SIZE} x {SIZE}"
+            print(f"fft_transpose: {work}, as numpy.fft.fft2: {verdict}")
         return 0 if good else 1
 
 

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 
 import pynccl
 
+Floats = NDArray[np.float64]
 WIDTH, BATCH, MICROBATCHES = 16, 48, 6
 
 
-def model(
-    layers: int,
-) -> tuple[list[NDArray[np.float64]], NDArray[np.float64], NDArray[np.float64]]:
+def model(layers: int) -> tuple[list[Floats], Floats, Floats]:
     """Make a layer's weights for each rank, the network's input, and what should come out."""
     rng = np.random.default_rng(seed=1)
     weights = [rng.standard_normal((WIDTH, WIDTH)) / WIDTH**0.5 for _ in range(layers)]
@@ -42,13 +41,13 @@ def backward(weight: Any, x: Any, y: Any, dy: Any) -> tuple[Any, Any]:
     return x.T @ inner, inner @ weight.T
 
 
-def train_here(layers: int) -> list[NDArray[np.float64]]:
+def train_here(layers: int) -> list[Floats]:
     """All layers in one process, the batch as a whole: what the ranks' gradients are compared with."""
     weights, x, target = model(layers)
     inputs = [x]
     for weight in weights:
         inputs.append(forward(np, weight, inputs[-1]))
-    gradients: list[NDArray[np.float64]] = []
+    gradients: list[Floats] = []
     grad = (inputs[-1] - target) / BATCH  # of half the mean squared error
     for layer in reversed(range(layers)):
         dw, grad = backward(weights[layer], inputs[layer], inputs[layer + 1], grad)

@@ -27,13 +27,13 @@ if pynccl.library().kind == "host":  # no GPU, or --library host; to be set befo
 from numba import cuda
 
 ROWS, COLUMNS, STEPS = 16, 8, 10  # small: the simulator makes a thread of Python for each point
-BLOCK = (8, 8)
+BLOCK = (8, 8)  # columns, rows
 
 
 @cuda.jit
 def step(old: Any, new: Any) -> None:
     """Move every inner point towards the mean of its four neighbours."""
-    i, j = cuda.grid(2)
+    j, i = cuda.grid(2)  # neighbouring threads take neighbouring columns, which lie side by side
     if 0 < i < old.shape[0] - 1 and 0 < j < old.shape[1] - 1:
         around = old[i - 1, j] + old[i + 1, j] + old[i, j - 1] + old[i, j + 1]
         new[i, j] = old[i, j] + 0.2 * (around - 4.0 * old[i, j])
@@ -43,9 +43,8 @@ def border_exchange(comm: pynccl.Communicator, u: Any) -> pynccl.Group:
     """Record the calls that fill the halo of `u`; calling the result makes them."""
     last = u.shape[0] - 1
     up, down = comm.rank - 1, comm.rank + 1
-    with pynccl.group(
-        run=False
-    ) as plan:  # in a group both directions go at once, and cannot deadlock
+    # In a group both directions go at once: no rank waits for one that waits for it.
+    with pynccl.group(run=False) as plan:
         if up >= 0:
             comm.send(u[1], up)
             comm.recv(u[0], up)
@@ -71,14 +70,13 @@ def main() -> int:
         rows = ROWS // comm.nranks
         if rows * comm.nranks != ROWS:
             raise SystemExit(f"{ROWS} rows cannot be divided among {comm.nranks} ranks")
-        plate = np.random.default_rng(seed=1).random(
-            (ROWS + 2, COLUMNS)
-        )  # its edges stay as they are
+        # The edges of the plate stay as they are.
+        plate = np.random.default_rng(seed=1).random((ROWS + 2, COLUMNS))
         part = plate[comm.rank * rows : (comm.rank + 1) * rows + 2]
 
         old, new = cuda.to_device(part), cuda.to_device(part)
         exchange_old, exchange_new = border_exchange(comm, old), border_exchange(comm, new)
-        grid = tuple(-(-length // block) for length, block in zip(part.shape, BLOCK, strict=True))
+        grid = (-(-COLUMNS // BLOCK[0]), -(-(rows + 2) // BLOCK[1]))
         for _ in range(STEPS):
             # Kernels and calls are all on the default stream, which keeps their order: nothing to wait for.
             exchange_old()
