@@ -31,6 +31,8 @@ FAULTS = [
     ("stencil.py", "exchange_old, exchange_new = exchange_new, exchange_old", "pass"),
     ("sgd.py", 'op="avg"', 'op="sum"'),
     ("sgd.py", "comm.broadcast(weight, root=0)", "pass"),
+    ("multi_sgd.py", "ReduceOp.AVG", "ReduceOp.SUM"),
+    ("multi_sgd.py", "nccl.broadcast(replicas, root=0)", "pass"),
     ("fft_transpose.py", ".transpose(1, 2, 0)", ".transpose(1, 0, 2)"),
     (
         "fft_transpose.py",
