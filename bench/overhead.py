@@ -72,6 +72,22 @@ def plan(comm: pynccl.Communicator, a: object, b: object, calls: int) -> Callabl
     return g
 
 
+def list_cases(null: NullLibraries) -> list[Case]:
+    """Time the list API: one call for eight ranks of this process."""
+    import numpy as np
+
+    import pynccl.multi as nccl
+
+    xs = [np.zeros(COUNT, "f4") for _ in range(8)]
+    names = {"nccl": nccl, "xs": xs, "outs": [x.copy() for x in xs], "path": null.host}
+    names["comms"] = pynccl.init_all(8, library=null.host)
+    return [
+        Case("pynccl.multi, eight NumPy arrays", "nccl.all_reduce(xs, library=path)", names),
+        Case("pynccl.multi, eight in, eight out", "nccl.all_reduce(xs, outs, library=path)", names),
+        Case("pynccl.multi, eight, comms given", "nccl.all_reduce(xs, comms=comms)", names),
+    ]
+
+
 def cai_cases(null: NullLibraries) -> list[Case]:
     import numpy as np
 
@@ -148,7 +164,13 @@ def main() -> None:
     absent: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as directory:
         null = build(Path(directory))
-        cases = [*python_case(), *numpy_cases(null), *cai_cases(null), *numba_cases(null)]
+        cases = [
+            *python_case(),
+            *numpy_cases(null),
+            *list_cases(null),
+            *cai_cases(null),
+            *numba_cases(null),
+        ]
         for name in filter(None, options.peers.split(",")):
             try:
                 cases += PEERS[name](null)

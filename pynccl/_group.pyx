@@ -72,6 +72,7 @@ cdef class Group(Recorder):
         self.held = []
         self.comms = []
         self.creations = []
+        self.gates = []
 
     def __init__(self, *, run=True):
         self.at_end = run
@@ -109,7 +110,7 @@ cdef class Group(Recorder):
             self.drop()
             return False
         self.built = True
-        if len(self.comms) == 1 and not self.creations and not self.waits:
+        if len(self.comms) == 1 and not self.creations and not self.waits and not self.gates:
             self.only = self.comms[0]
         if not self.at_end:
             return False
@@ -197,6 +198,8 @@ cdef class Group(Recorder):
                           None if views[1].owner is NULL else <object>views[1].owner))
         if comm not in self.comms:
             self.comms.append(comm)
+            if comm.gate is not None and comm.gate not in self.gates:
+                self.gates.append(comm.gate)
         return 0
 
     cdef int record_creation(self, CommBase comm) except -1:
@@ -230,6 +233,9 @@ cdef class Group(Recorder):
         for comm in plan.comms:
             if comm not in self.comms:
                 self.comms.append(comm)
+        for gate in plan.gates:
+            if gate not in self.gates:
+                self.gates.append(gate)
         return 0
 
     cdef int grow(self, Py_ssize_t more) except -1:
@@ -252,6 +258,7 @@ cdef class Group(Recorder):
             (<CommBase>comm).created(ncclInProgress)
         self.creations = []
         self.comms = []
+        self.gates = []
         self.held = []
         return 0
 
@@ -286,6 +293,24 @@ cdef class Group(Recorder):
         return True
 
     cdef int launch(self) except -1:
+        if not self.gates:
+            return self.launch_now()
+        # One order for all threads, so that none waits for another in a circle.
+        self.gates.sort(key=id)
+        entered = []
+        well = False
+        try:
+            for gate in self.gates:
+                gate.enter()
+                entered.append(gate)
+            self.launch_now()
+            well = True
+        finally:
+            for gate in entered:
+                gate.leave(well)
+        return 0
+
+    cdef int launch_now(self) except -1:
         cdef const nccl_api *api
         cdef const Step *steps = self.steps
         cdef ncclResult_t result
@@ -372,6 +397,22 @@ cdef void use_vectorcall() except *:
 
 
 use_vectorcall()
+
+
+def outside(function, /, *args, **words):
+    """Call a function as if no group were open on this thread."""
+    cdef Recorder group = recorder()
+    set_recorder(None)
+    try:
+        return function(*args, **words)
+    finally:
+        set_recorder(group)
+
+
+def share(comms, gate):
+    """Let threads share communicators: a group takes the gate (``enter``, ``leave(well)``) to launch on them."""
+    for comm in comms:
+        (<CommBase>comm).gate = gate
 
 
 def group(*, run=True):

@@ -331,6 +331,8 @@ cdef class CommBase:
     cdef int busy                   # calls that are inside the library now
     cdef double patience            # seconds that a wait may take
     cdef bint nonblocking
+    cdef bint foreign               # the handle is other code's, which will destroy it
+    cdef object gate                # held by whoever is in a call, where threads share it; else None
     cdef void *token                # the barrier's own element, on the device
     cdef unsigned char host_token   # the same for the host library
     cdef readonly Library library
