@@ -1,7 +1,7 @@
 """What the layers above may use of arrays: one function that reads any of them, and the class Buffer.
 
 A view borrows: whoever made it keeps the array itself alive while the view is in use, and gives the view back with
-``release``.
+``release``.  Code outside of pynccl may use ``view``, ``release``, ``Ask``, ``BufferView``, ``Buffer``: docs/cython.md.
 """
 
 from pynccl._device cimport (

@@ -1,10 +1,20 @@
-# NCCL as Cython sees it, and the classes that other Cython code may cimport.
+# NCCL as Cython sees it, and the classes that other Cython code may cimport; docs/cython.md is the guide.
+#
+# Meant for outside code, and kept source-compatible:
+#
+#   here             NCCL's types and constants; CommBase with `api` (NCCL's functions by their own names),
+#                    `at` (rank, nranks, device, host) and `library`; begin_call, end_call, reaches
+#   pynccl._buffer   view, release, Ask, BufferView; Buffer with `view`; ElemType with `nccl`, `width`, `kind`
+#
+# The rest is the package's own.  NCCL's functions are fields of a table: nothing is linked against a library,
+# and the same code calls NCCL or the host library, without the GIL:
+#
+#     handle = begin_call(comm, b"my_sum")
+#     with nogil:
+#         result = comm.api.ncclAllReduce(x, y, count, ncclFloat32, ncclSum, handle, stream)
+#     end_call(comm, result, b"ncclAllReduce")
 #
 # Every function pointer is `noexcept nogil`; a test compares this list with nccl_abi.h.
-# Outside code calls the library without the GIL through a communicator it was given:
-#
-#     from pynccl._nccl cimport CommBase
-#     comm.api.ncclAllReduce(send, recv, count, ncclFloat32, ncclSum, comm.handle, stream)
 
 from libc.stdint cimport (
     int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t,
@@ -371,3 +381,34 @@ cdef Exception failure(ncclResult_t result, const char *function, const nccl_api
 cdef int interrupted() except -1
 cdef unsigned int forks() noexcept nogil
 cdef Library load(object choice)
+
+
+# ---- for outside code, which makes its own C calls -----------------------------------------------
+
+cdef inline ncclComm_t begin_call(CommBase comm, const char *verb) except NULL:
+    """Occupy a communicator for C calls of one's own; `end_call` must follow, whatever they return.
+
+    Raises where a method would: it is closed, of before a fork, or inside another thread's call.  A call
+    made at once would overtake what an open group has recorded, so that this is refused, too.
+    """
+    comm.ready(verb)
+    if recorder() is not None:
+        raise ValueError(f"{verb.decode()}: a group is open, whose calls run at its end; call it after")
+    comm.busy += 1
+    return comm.handle
+
+
+cdef inline int end_call(CommBase comm, ncclResult_t result, const char *function) except -1:
+    """Release it, and raise the exception of a result that is not success.
+
+    Where a nonblocking communicator has answered ncclInProgress, this waits until it is done.
+    """
+    comm.busy -= 1
+    if result != ncclSuccess:
+        comm.settle(result, function)
+    return 0
+
+
+cdef inline bint reaches(CommBase comm, const BufferView *v) noexcept:
+    """Whether the communicator's library can read this memory: on its GPU, or on the host library the host's."""
+    return v.nbytes == 0 or (v.device < 0 if comm.at.host else v.device == comm.at.device)

@@ -18,17 +18,22 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import pynccl
 import pynccl.multi
+from helpers.documents import Block, blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md")]
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "bench").glob("*.md"),
+        *(ROOT / "examples").glob("*.md"),
+    ]
 )
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -36,46 +41,11 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 REASONS = {
     "installs from the network",
     "needs a GPU",
+    "another test builds it",
     "other libraries' code",
     "runs for minutes",
     "a sketch",
 }
-
-
-@dataclass
-class Block:
-    """One fenced block."""
-
-    document: Path
-    line: int
-    language: str
-    text: str
-    directives: dict[str, str]
-
-    @property
-    def id(self) -> str:
-        return f"{self.document.relative_to(ROOT)}:{self.line}"
-
-
-def blocks(document: Path) -> list[Block]:
-    found = []
-    directives: dict[str, str] = {}
-    language, start, body = "", 0, []
-    for number, line in enumerate(document.read_text().splitlines(), 1):
-        if language:
-            if line.strip() == "```":
-                found.append(Block(document, start, language, "\n".join(body) + "\n", directives))
-                language, body, directives = "", [], {}
-            else:
-                body.append(line)
-        elif match := re.fullmatch(r"\s*```(\w+)", line):
-            language, start = match.group(1), number
-        elif match := re.fullmatch(r"<!-- ([\w ]+?)(?:: (.*))? -->", line.strip()):
-            directives[match.group(1)] = match.group(2) or ""
-        elif line.strip():
-            directives = {}
-    assert not language, f"{document}: a block is not closed"
-    return found
 
 
 ALL = [block for document in DOCUMENTS for block in blocks(document)]
@@ -169,7 +139,7 @@ def test_files_named_in_the_documents_exist():
         if document.name == "CHANGELOG.md" or "decisions" in document.parts:
             continue
         text = re.sub(r"```(?s:.*?)```", "", document.read_text())
-        for name in re.findall(r"`((?:pynccl|tests|docs|bench|\.ci)/[\w./-]+)`", text):
+        for name in re.findall(r"`((?:pynccl|tests|docs|bench|examples|\.ci)/[\w./-]+)`", text):
             if not (ROOT / name).exists():
                 missing.append(f"{document.name}: {name}")
     assert not missing
