@@ -15,6 +15,7 @@ from pynccl._view cimport (
 )
 
 cdef int view(object obj, BufferView *out, const Ask *ask) except -1
+cdef object keep(object obj)
 
 cdef class Buffer:
     cdef BufferView view        # view.owner is NULL: base holds it
