@@ -12,7 +12,7 @@ from libc.stdint cimport uintptr_t
 
 from pynccl._device cimport pointer_device
 from pynccl._elem cimport OPAQUE, Found, copy_name, elem_by_kind, elem_named
-from pynccl._view cimport MAX_AXES, Ask, BufferView, Raw, settle, who
+from pynccl._view cimport MAX_AXES, Ask, BufferView, Raw, of_jax, settle, who
 
 cdef extern from *:
     """
@@ -41,10 +41,6 @@ cdef tuple FLOAT8 = (
     "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
     "float8_e5m2fnuz", "float8_e8m0fnu",
 )
-
-
-# Libraries whose arrays never change, although their capsules (of the old kind, without flags) do not say so.
-cdef tuple IMMUTABLE = ("jax", "jaxlib", "tensorflow")
 
 
 @cython.final
@@ -121,7 +117,6 @@ cdef Tensor tensor_of_capsule(object obj, object export, const Ask *ask):
     """Export through ``obj.__dlpack__``, which is `export`."""
     cdef object get_device = getattr(obj, "__dlpack_device__", None)
     cdef object device, capsule
-    cdef bint immutable = type(obj).__module__.partition(".")[0] in IMMUTABLE
     cdef dict arguments = {}
     cdef void *managed = NULL
     cdef bint versioned = False
@@ -158,7 +153,8 @@ cdef Tensor tensor_of_capsule(object obj, object export, const Ask *ask):
             f"{who(ask)}: its __dlpack__ returned a capsule that was used before, or that holds no tensor"
         )
     t = own(managed, versioned, ask)
-    t.readonly = t.readonly or immutable
+    # A capsule of the old kind has no flag for it.
+    t.readonly = t.readonly or of_jax(obj)
     if "stream" in arguments:
         t.stream = 1
         t.has_stream = True

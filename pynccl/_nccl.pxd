@@ -334,7 +334,7 @@ cdef class CommBase:
     cdef object exchange(self, object x, object dest, object out, object source,
                          object stream, object dtype)
     cdef int meet(self, object stream) except -1
-    cdef object output(self, Kind kind, object x, object root, object dtype)
+    cdef object output(self, Kind kind, object x, object root)
     cdef int wait(self, const char *function) except -1
     cdef int settle(self, ncclResult_t result, const char *function) except -1
     cdef ncclResult_t create(self) except *

@@ -140,7 +140,7 @@ cdef int view_torch(object obj, BufferView *out, const Ask *ask) except -1:
     if dl.data == NULL and holds_nothing(&dl):
         raise TypeError(f"{who(ask)} {why_not(obj, None)}")
     read_tensor(&dl, False, out, ask)
-    if dl.dtype.code != DL_UINT and dl.dtype.code != DL_BOOL:
+    if out.count and dl.dtype.code != DL_UINT and dl.dtype.code != DL_BOOL:
         check_lazy(obj, dl.dtype.code == DL_COMPLEX, ask)
     if dl.device.type == DL_CUDA and api.current_stream != NULL:
         api.current_stream(dl.device.type, dl.device.id, &stream)
