@@ -28,7 +28,7 @@ from pynccl._ndarray cimport (
 from pynccl._torch cimport (
     check_lazy, is_tensor, keep_tensor, plain_parameter, plain_tensor, view_torch, without_grad,
 )
-from pynccl._view cimport PyObject_GetOptionalAttr, Raw, finish, masked, settle, take, who
+from pynccl._view cimport PyObject_GetOptionalAttr, Raw, finish, masked, of_jax, settle, take, who
 
 from .errors import LayoutError
 
@@ -183,6 +183,8 @@ cdef int view_exporter(object obj, BufferView *out, const Ask *ask) except -1:
     except BufferError:                         # JAX's bfloat16
         if _PyType_Lookup(Py_TYPE(obj), EXPORT) == NULL:
             raise
+        if of_jax(obj) and obj.is_deleted():
+            raise ValueError(f"{who(ask)} is a JAX array that was deleted, or donated to a function") from None
         return 0
     buffer = PyMemoryView_GET_BUFFER(held)
     raw.ptr = <char *>buffer.buf

@@ -18,7 +18,7 @@ from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint64_t, uintptr_t
 
-from pynccl._dlpack cimport DL_CUDA, DLTensor, Exchange, read_tensor, refuse_device, table_of, tensor_of_table
+from pynccl._dlpack cimport DL_CUDA, DLTensor, Exchange, read_tensor, refuse_device, table_of
 from pynccl._view cimport Ask, BufferView, who
 
 cdef extern from *:
@@ -38,8 +38,7 @@ cdef enum:                      # DLPack's type codes
 plain_tensor = NULL
 plain_parameter = NULL
 cdef PyTypeObject *tensor_type = NULL           # torch.Tensor
-cdef PyObject *table = NULL                     # its exchange table, and what is in it
-cdef Exchange *api = NULL
+cdef Exchange *api = NULL                       # what its type offers; it lives as long as Torch
 cdef PyObject *is_neg = NULL                    # two of its methods
 cdef PyObject *is_conj = NULL
 # Where a tensor says the same: in the Python object a pointer to Torch's own, in that a word with two bits.
@@ -67,7 +66,7 @@ cdef bint is_tensor(PyTypeObject *tp) except -1:
 
 
 cdef int learn(object torch, object kind) except -1:
-    global api, is_conj, is_neg, plain_parameter, plain_tensor, table, tensor_type
+    global api, is_conj, is_neg, plain_parameter, plain_tensor, tensor_type
     cdef object parameter = torch.nn.Parameter
     cdef object neg = kind.is_neg
     cdef object conj = kind.is_conj
@@ -78,9 +77,7 @@ cdef int learn(object torch, object kind) except -1:
         Py_INCREF(held)
     is_neg = <PyObject *>neg
     is_conj = <PyObject *>conj
-    if api != NULL and api.borrow != NULL and api.export != NULL:
-        Py_INCREF(<object>offered)
-        table = offered
+    if api != NULL and api.borrow != NULL:
         plain_tensor = <PyTypeObject *>kind
         plain_parameter = <PyTypeObject *>parameter
     try:
@@ -181,11 +178,8 @@ cdef inline bint says(PyObject *method, object obj) except -1:
 
 
 cdef object keep_tensor(object obj):
-    """An object that keeps the memory which the tensor has now."""
-    cdef Ask ask = Ask(b"Buffer", b"x", False, False, NULL)
-    if table == NULL:
-        return obj.detach()
-    return tensor_of_table(obj, table, &ask)
+    """A tensor of the memory which this one has now: to give it other memory leaves the new one alone."""
+    return obj.detach()
 
 
 cdef object without_grad(object obj):

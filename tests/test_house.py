@@ -44,7 +44,8 @@ LAYERS: dict[str, set[str]] = {
     "_dlpack": BASE | {"_device", "_elem", "_ndarray", "_view"},
     "_torch": BASE | {"_dlpack", "_elem", "_view"},
     "_interface": BASE | {"_device", "_elem", "_ndarray", "_view"},
-    "_buffer": BASE | {"_config", "_device", "_elem", "_ndarray", "_view", "_dlpack", "_interface", "_torch"},
+    "_buffer": BASE
+    | {"_config", "_device", "_elem", "_ndarray", "_view", "_dlpack", "_interface", "_torch"},
     "_alloc": BUFFER,
     "_call": BUFFER | {"_stream"},
     "_nccl": BUFFER | {"_call", "_alloc", "_config"},
