@@ -1,8 +1,8 @@
 """The only reader of array protocols: any array becomes a BufferView, or an exception that says why not.
 
 Reading order: ``view`` names the protocols, in the order in which they are tried; below it is one reader for each.
-(The two array interfaces are in _interface.pyx, DLPack in _dlpack.pyx, NumPy's struct in _ndarray.pyx, what is special
-about Torch in _torch.pyx.)
+(The two array interfaces are in _interface.pyx, DLPack in _dlpack.pyx, NumPy's struct in _ndarray.pyx, and what is
+special about Torch and Numba in _torch.pyx and _numba.pyx.)
 
 A protocol is absent if its attribute is (AttributeError); every other exception is the array's own and passes.
 All state of this module is written once, at import.
@@ -25,6 +25,7 @@ from pynccl._ndarray cimport (
     ND_C_CONTIGUOUS, ND_F_CONTIGUOUS, ND_WRITEABLE, NDArray, is_masked, is_ndarray, native_elem, ndarray_type,
     read_dtype, struct_agrees,
 )
+from pynccl._numba cimport device_array, learn_device_array, view_device_array
 from pynccl._torch cimport (
     check_lazy, is_tensor, keep_tensor, plain_parameter, plain_tensor, view_torch, without_grad,
 )
@@ -69,6 +70,8 @@ cdef int view(object obj, BufferView *out, const Ask *ask) except -1:
         return view_buffer(<Buffer>obj, out, ask)
     if tp == plain_tensor or tp == plain_parameter:
         return view_torch(obj, out, ask)
+    if tp == device_array and view_device_array(obj, out, ask):
+        return 0
     exporter = offers_buffer(tp)
     if exporter and is_ndarray(tp):
         return view_subclass(obj, out, ask)
@@ -85,6 +88,8 @@ cdef int view(object obj, BufferView *out, const Ask *ask) except -1:
     if is_simulated(tp):
         return view(obj._ary, out, ask)
     if PyObject_GetOptionalAttr(obj, CUDA_INTERFACE, &said):
+        if device_array == NULL and strcmp(tp.tp_name, b"DeviceNDArray") == 0 and isinstance(<object>said, dict):
+            learn_device_array(obj, <object>said)
         return view_interface(obj, take(said), out, ask, True)
     if exporter and ask.on_device and view_exporter(obj, out, ask):
         return 0
