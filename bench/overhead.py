@@ -181,7 +181,11 @@ def ratios(results: list[Result]) -> str:
     base = by_name.get("CuPy NcclCommunicator, integers")
     lines = []
     if base is not None:
-        wanted = ("pynccl, two NumPy arrays", "pynccl, two ready CAI objects", "pynccl, plan of one")
+        wanted = (
+            "pynccl, two NumPy arrays",
+            "pynccl, two ready CAI objects",
+            "pynccl, plan of one",
+        )
         lines += [f"{name} / CuPy's integers = {by_name[name] / base:.2f}" for name in wanted]
     if NUMBA in by_name:
         more = by_name[NUMBA] - by_name[NUMBA_READ]

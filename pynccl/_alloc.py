@@ -167,13 +167,14 @@ _JAX_ALIGNMENT = 64
 def _check_jax(verb: str, device: int, in_group: bool) -> None:
     if in_group:
         raise TypeError(
-            f"{verb}: x is a JAX array, and so would be the result; JAX arrays never change, and in a group "
-            "nothing runs before it ends; pass out=, e.g. a NumPy array, and give it to jax.device_put afterwards"
+            f"{verb}: x is a JAX array, and so would be the result; JAX arrays never change, and in a "
+            "group nothing runs before it ends; pass out=, e.g. a NumPy array, and give it to "
+            "jax.device_put afterwards"
         )
     if device >= 0:
         raise TypeError(
-            f"{verb}: cannot allocate a JAX array on GPU {device}, because JAX arrays never change; pass out=, "
-            "e.g. a CuPy array"
+            f"{verb}: cannot allocate a JAX array on GPU {device}, because JAX arrays never change; "
+            "pass out=, e.g. a CuPy array"
         )
 
 

@@ -96,8 +96,8 @@ cdef int study(object torch) except -1:
     cdef list samples = [                       # tensor, is_neg, is_conj
         (real, False, False), (whole, False, False), (torch._neg_view(real), True, False),
         (whole.conj(), False, True), (torch._neg_view(whole.conj()), True, True), (whole.conj().imag, True, False),
-        (whole.conj().real, False, False), (whole.conj().conj(), False, False), (torch.nn.Parameter(real), False, False),
-        (real[1:], False, False), (torch._neg_view(real)[1:], True, False), (whole.conj()[1:], False, True),
+        (whole.conj().real, False, False), (whole.conj().conj(), False, False), (real[1:], False, False),
+        (torch.nn.Parameter(real), False, False), (torch._neg_view(real)[1:], True, False), (whole.conj()[1:], False, True),
     ]
     cdef uint64_t neg, conj
     cdef int at, word
@@ -113,8 +113,8 @@ cdef int study(object torch) except -1:
         neg = flags(real, at, word) ^ flags(samples[2][0], at, word)
         conj = flags(whole, at, word) ^ flags(samples[3][0], at, word)
         if neg and conj and not neg & (neg - 1) and not conj & (conj - 1) and all([
-            (flags(tensor, at, word) & neg != 0) == is_negative and (flags(tensor, at, word) & conj != 0) == is_conjugate
-            for tensor, is_negative, is_conjugate in samples
+            (flags(each, at, word) & neg != 0) == is_negative and (flags(each, at, word) & conj != 0) == is_conjugate
+            for each, is_negative, is_conjugate in samples
         ]):
             neg_bit, conj_bit, flags_word, impl_word = neg, conj, word, at
             return 0

@@ -1,4 +1,4 @@
-"""Device arrays of Numba, CuPy and Torch on pretended devices: pointers, streams, and where results are made."""
+"""Device arrays of Numba, CuPy and Torch on pretended devices: pointers, streams, places of results."""
 
 import importlib.util
 
@@ -42,6 +42,76 @@ def test_numba_arrays_reach_nccl():
         (call,) = nccl.calls
         assert (call.sendbuff, call.recvbuff) == (address(X), address(OUT))
         assert (call.count, call.datatype, call.stream) == (6, pynccl.DataType.INT64, 0)
+
+
+def test_numbas_interface_is_asked_once_and_for_what_is_unusual():
+    scripts.run(
+        """
+        import numpy as np, pynccl
+        from helpers.standins import numba_over
+        from numba.cuda.cudadrv import devicearray, driver
+
+        memory, out = np.arange(12, dtype="f4"), np.zeros(12, "f4")
+        asked = []
+        base = devicearray.DeviceNDArrayBase
+        real = base.__cuda_array_interface__
+        base.__cuda_array_interface__ = property(lambda self: asked.append(self) or real.__get__(self))
+
+        class Stream:
+            def __int__(self):
+                return 99
+
+        def look(*shape, dtype="f4", **words):
+            x = numba_over(memory.ctypes.data, shape, dtype, **words)
+            quick = pynccl.Buffer(x)
+            count = len(asked)
+            slow = pynccl.Buffer(Other(x))
+            for name in ("ptr", "count", "dtype", "order", "device", "stream", "readonly"):
+                assert getattr(quick, name) == getattr(slow, name), (shape, dtype, words, name)
+            del asked[:]
+            return count
+
+        class Other:
+            def __init__(self, x):
+                self.__cuda_array_interface__ = real.__get__(x)
+
+        assert look(12) == 1, "the first is compared"
+        for shape in ((12,), (3, 4), (1, 12), (12, 1), (), (1,), (2, 1, 3)):
+            for dtype in ("f4", "i1", "u1", "i4", "?", "f2"):
+                for order in "CF":
+                    assert look(*shape, dtype=dtype, order=order) == 0
+        assert look(4, stream=7) == look(4, stream=Stream()) == look(3, dtype="i2") == 0
+        assert look(3, dtype="M8[s]") == 1
+        assert look(2, dtype=np.dtype([("a", "i4"), ("b", "f4")])) == 1
+
+        x = numba_over(memory.ctypes.data, 4, "f4")
+        class Pointer:                                  # NVIDIA's bindings have pointers of their own
+            def __int__(self): return memory.ctypes.data
+        x.gpu_data.device_pointer = Pointer()
+        driver.USE_NV_BINDING = True
+        assert pynccl.Buffer(x).ptr == memory.ctypes.data
+        assert len(asked) == 1
+        """,
+        limit=60,
+    )
+
+
+def test_an_array_that_says_other_than_its_attributes_is_believed_by_its_interface():
+    scripts.run(
+        """
+        import numpy as np, pynccl
+        from helpers.standins import numba_over
+        from numba.cuda.cudadrv import devicearray
+
+        memory = np.arange(12, dtype="f4")
+        base = devicearray.DeviceNDArrayBase
+        real = base.__cuda_array_interface__
+        base.__cuda_array_interface__ = property(lambda self: {**real.__get__(self), "shape": (2,)})
+        for _ in range(3):
+            assert pynccl.Buffer(numba_over(memory.ctypes.data, 12, "f4")).count == 2
+        """,
+        limit=60,
+    )
 
 
 @on_device
@@ -104,9 +174,13 @@ def test_another_stream_waits_for_cupys():
 
 @on_device
 def test_cupy_results_are_on_the_arrays_device():
-    with communicator(device=1) as (comm, nccl), cupy_module() as cupy, current(0):
+    with communicator(device=1) as (comm, _), cupy_module() as cupy, current(0):
         x = cupy.ndarray((4, 2), "f8", X, device=1)
-        for call, shape in (("all_reduce", (4, 2)), ("all_gather", (4, 4, 2)), ("all_to_all", (4, 2))):
+        for call, shape in (
+            ("all_reduce", (4, 2)),
+            ("all_gather", (4, 4, 2)),
+            ("all_to_all", (4, 2)),
+        ):
             out = getattr(comm, call)(x)
             assert type(out) is cupy.ndarray
             assert (out.device.id, out.shape) == (1, shape)

@@ -46,7 +46,17 @@ LAYERS: dict[str, set[str]] = {
     "_torch": BASE | {"_dlpack", "_elem", "_view"},
     "_interface": BASE | {"_device", "_elem", "_ndarray", "_view"},
     "_buffer": BASE
-    | {"_config", "_device", "_elem", "_ndarray", "_view", "_dlpack", "_interface", "_numba", "_torch"},
+    | {
+        "_config",
+        "_device",
+        "_elem",
+        "_ndarray",
+        "_view",
+        "_dlpack",
+        "_interface",
+        "_numba",
+        "_torch",
+    },
     "_alloc": BUFFER,
     "_call": BUFFER | {"_stream"},
     "_nccl": BUFFER | {"_call", "_alloc", "_config"},

@@ -224,16 +224,21 @@ if not KNOWN:
 
 z = torch.tensor([1 + 2j, 3 - 4j])
 one = torch.tensor([1 + 2j])
+ones = torch.ones(3)
 lazy = {
     "conj": [z.conj(), z.conj()[1:], z.reshape(2, 1).mH, torch.nn.Parameter(z).conj()],
-    "neg": [one.conj().imag, torch._neg_view(torch.ones(3)), torch._neg_view(z), torch._neg_view(torch.ones(3, dtype=torch.int32))],
+    "neg": [one.conj().imag, *map(torch._neg_view, (ones, z, ones.to(torch.int32)))],
 }
-plain = [z, z.conj().conj(), z.conj().resolve_conj(), z.conj().clone(), one.conj().real, one.conj().imag.resolve_neg(), z.real.clone()]
+plain = [
+    z, z.conj().conj(), z.conj().resolve_conj(), z.conj().clone(), one.conj().real,
+    one.conj().imag.resolve_neg(), z.real.clone(),
+]
 count = 0
 with pynccl.Communicator(1, pynccl.unique_id("host"), 0, library="host") as comm:
     for how, tensors in lazy.items():
         for x in tensors:
-            for call in (lambda: comm.broadcast(x), lambda: comm.all_reduce(torch.zeros_like(x).clone(), out=x)):
+            source = torch.zeros_like(x).clone()
+            for call in (lambda: comm.broadcast(x), lambda: comm.all_reduce(source, out=x)):
                 with pytest.raises(ValueError, match=f"is a lazy .* pass x.resolve_{how}"):
                     call()
                 count += 1

@@ -1,4 +1,4 @@
-"""Tests whose bodies run in another process: one with a stub driver, or one that may import large libraries."""
+"""Tests whose bodies run in another process: with a stub driver, or with large libraries."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Device arrays of CuPy, Numba and Torch over pretended device memory.
 
-Real classes where they can be made without a GPU: a DeviceNDArray of Numba's needs none until something is
-copied. CuPy and Torch ask the CUDA runtime, so that theirs are stand-ins: with what the real classes offer to a
-reader (looked up in CuPy 14 and Torch 2.13), in modules that look like the real ones as far as results need it.
+Real classes where they can be made without a GPU: a DeviceNDArray of Numba's needs none until something
+is copied. CuPy and Torch ask the CUDA runtime, so that theirs are stand-ins: with what the real classes
+offer to a reader (looked up in CuPy 14 and Torch 2.13), in modules that look like the real ones as far as
+results need it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def numba_over(
     owner = Owner()
     memory = driver.MemoryPointer(context=owner, pointer=ctypes.c_void_p(pointer), size=size)
     memory.kept = owner
-    return devicearray.DeviceNDArray(shape, strides, np.dtype(dtype), stream=stream, gpu_data=memory)
+    return devicearray.DeviceNDArray(
+        shape, strides, np.dtype(dtype), stream=stream, gpu_data=memory
+    )
 
 
 def _strides(shape: tuple[int, ...], itemsize: int, order: str) -> tuple[int, ...]:
@@ -112,7 +115,7 @@ def current(device: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def cupy_module(stream: int = 0) -> Iterator[Any]:
-    """Put a stand-in for CuPy in its place; ``cupy.log`` is what it allocated, ``cupy.stream`` its current one."""
+    """Put a stand-in for CuPy in its place: ``cupy.log`` is what it allocated, ``cupy.stream`` is current."""
     cupy = types.ModuleType("cupy")
     cupy.log, cupy.stream = Allocations(), stream
 
@@ -179,9 +182,9 @@ def cupy_module(stream: int = 0) -> Iterator[Any]:
 def install_torch(stream: int = 0) -> Any:
     """Put a stand-in for a Torch with CUDA in its place, for good: in a process of its own.
 
-    Its tensors have Torch's exchange table with both exports, the questions for lazy views, and an interface with
-    the errors of the real one. There is nothing in its objects where the real ones keep their bits, so that the
-    questions are asked.
+    Its tensors have Torch's exchange table with both exports, the questions for lazy views, and an
+    interface with the errors of the real one. There is nothing in its objects where the real ones keep
+    their bits, so that the questions are asked.
     """
     torch = types.ModuleType("torch")
     torch.made = []
@@ -227,7 +230,9 @@ def install_torch(stream: int = 0) -> Any:
         @property
         def __cuda_array_interface__(self):
             if self.requires_grad:
-                raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad.")
+                raise RuntimeError(
+                    "Can't get __cuda_array_interface__ on Variable that requires grad."
+                )
             raise KeyError(self.dtype)
 
         def __dlpack__(self, **_):
