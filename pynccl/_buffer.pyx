@@ -106,7 +106,9 @@ cdef object keep(object obj):
     A tensor can be given other memory (``x.data = y``).  A call need not fear that; who reads now and uses later has to
     hold the memory that was read.
     """
-    return keep_tensor(obj) if is_tensor(Py_TYPE(obj)) else None
+    if _PyType_Lookup(Py_TYPE(obj), LAZY) == NULL or not is_tensor(Py_TYPE(obj)):
+        return None
+    return keep_tensor(obj)
 
 
 # ---- Buffer and NumPy --------------------------------------------------------------------------------------
@@ -307,8 +309,10 @@ cdef class Buffer:
             if fresh.owner != NULL:
                 base = (x, <object>fresh.owner)
                 release(&fresh)
-            elif is_tensor(Py_TYPE(x)):
-                base = (x, keep_tensor(x))
+            else:
+                kept = keep(x)
+                if kept is not None:
+                    base = (x, kept)
         self.view = fresh
         self.base = base
         self.said = dtype

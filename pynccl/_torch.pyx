@@ -97,7 +97,8 @@ cdef int study(object torch) except -1:
         (real, False, False), (whole, False, False), (torch._neg_view(real), True, False),
         (whole.conj(), False, True), (torch._neg_view(whole.conj()), True, True), (whole.conj().imag, True, False),
         (whole.conj().real, False, False), (whole.conj().conj(), False, False), (real[1:], False, False),
-        (torch.nn.Parameter(real), False, False), (torch._neg_view(real)[1:], True, False), (whole.conj()[1:], False, True),
+        (torch.nn.Parameter(real), False, False), (torch._neg_view(real)[1:], True, False),
+        (whole.conj()[1:], False, True),
     ]
     cdef uint64_t neg, conj
     cdef int at, word
@@ -112,7 +113,9 @@ cdef int study(object torch) except -1:
     for word in range(1, IMPL_WORDS):
         neg = flags(real, at, word) ^ flags(samples[2][0], at, word)
         conj = flags(whole, at, word) ^ flags(samples[3][0], at, word)
-        if neg and conj and not neg & (neg - 1) and not conj & (conj - 1) and all([
+        if not neg or not conj or neg & (neg - 1) or conj & (conj - 1):     # of each, one bit
+            continue
+        if all([
             (flags(each, at, word) & neg != 0) == is_negative and (flags(each, at, word) & conj != 0) == is_conjugate
             for each, is_negative, is_conjugate in samples
         ]):
