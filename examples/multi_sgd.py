@@ -17,10 +17,10 @@ import sys
 from typing import Any
 
 import numpy as np
-import pynccl.multi as nccl
 from numpy.typing import NDArray
 
 import pynccl
+import pynccl.multi as nccl
 
 SAMPLES, INPUTS, STEPS, RATE = 840, 5, 50, 0.2  # 840 can be divided among 1 to 8 devices
 

@@ -1,7 +1,7 @@
 from pynccl._buffer cimport BufferView
 from pynccl._call cimport Kind, Names, Place
 from pynccl._cliques cimport Clique
-from pynccl._nccl cimport Library, Step, ncclResult_t
+from pynccl._nccl cimport Library, Recorder, Step, ncclResult_t
 
 
 cdef enum:
@@ -35,6 +35,8 @@ cdef class Batch:
     cdef bint some              # the lists are only some of the communicator's ranks
     cdef Place at
     cdef const char *verb
+    cdef Recorder group         # that is open on this thread; None otherwise
+    cdef list arrays            # what was looked at, for the group's plan to keep
     cdef object ops             # one, or a tuple with one per entry
     cdef tuple streams          # or None
 
@@ -53,7 +55,7 @@ cdef class Batch:
     cdef int overwrites(self, Py_ssize_t i, Py_ssize_t j) except -1
     cdef bint locate(self) except -1
     cdef int settle(self) except -1
-    cdef int run(self, object held) except -1
+    cdef int run(self) except -1
     cdef int launch(self) except -1
     cdef void occupy(self, int by) noexcept
     cdef int report(self, ncclResult_t result, Py_ssize_t failed) except -1

@@ -18,7 +18,6 @@ from pynccl._cliques cimport find
 from pynccl._nccl cimport (
     CommBase,
     Library,
-    Recorder,
     Step,
     failure,
     interrupted,
@@ -58,6 +57,8 @@ cdef class Batch:
 
     cdef int reserve(self, Py_ssize_t room) except -1:
         cdef char *memory
+        self.arrays = []
+        self.group = recorder()
         room = max(room, FEW)
         memory = <char *>(take_spare() if room == FEW else NULL)
         if memory is NULL:
@@ -102,6 +103,8 @@ cdef class Batch:
         entry.names.x = name_of(x_title, index, entry.x)
         entry.names.out = name_of(out_title, index, entry.out)
         self.count += 1
+        if self.group is not None:
+            self.arrays.append((x, out))
         look(&self.steps[self.count - 1].call, entry.views, kind, at, x, out, root, None, &entry.names)
         return entry
 
@@ -261,19 +264,19 @@ cdef class Batch:
 
     # ---- the run
 
-    cdef int run(self, object held) except -1:
+    cdef int run(self) except -1:
         """Make the calls now, or leave them to the group that is open on this thread."""
-        cdef Recorder group = recorder()
         cdef Py_ssize_t i
         cdef CommBase comm
-        if group is not None:
+        if self.group is not None:
             for i in range(self.n):
                 comm = self.comms[i]
                 if self.clique is None:     # others may be in a call on these until the group launches
                     comm.ready(self.verb)
             for i in range(self.count):
                 comm = self.comms[self.entries[i].index]
-                group.record(comm, &self.steps[i].call, self.entries[i].views, held, None, None)
+                x, out = self.arrays[i]
+                self.group.record(comm, &self.steps[i].call, self.entries[i].views, x, out, self.ops)
             return 0
         if self.clique is None:
             return self.launch()

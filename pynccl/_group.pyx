@@ -11,7 +11,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 
-from pynccl._buffer cimport BufferView
+from pynccl._buffer cimport BufferView, keep
 from pynccl._call cimport Call
 from pynccl._nccl cimport (
     CommBase,
@@ -208,8 +208,8 @@ cdef class Group(Recorder):
         self.count += 1
         self.waits = self.waits or call.n_after > 0
         self.held.append((x, out, op, comm,
-                          None if views[0].owner is NULL else <object>views[0].owner,
-                          None if views[1].owner is NULL else <object>views[1].owner))
+                          keep(x) if views[0].owner is NULL else <object>views[0].owner,
+                          keep(out) if views[1].owner is NULL else <object>views[1].owner))
         if comm not in self.comms:
             self.comms.append(comm)
             if comm.gate is not None and comm.gate not in self.gates:

@@ -8,7 +8,7 @@ from libc.stdint cimport uintptr_t
 from libc.stdlib cimport getenv
 
 from pynccl._batch cimport Batch, Title, title_of
-from pynccl._buffer cimport Ask, BufferView, release, same_type, view
+from pynccl._buffer cimport BufferView, same_type
 from pynccl._call cimport (
     ALL_GATHER,
     ALL_REDUCE,
@@ -28,7 +28,7 @@ from pynccl._call cimport (
     element,
     spec_of,
 )
-from pynccl._nccl cimport CommBase, Library, load
+from pynccl._nccl cimport CommBase, Library, load, new_result
 
 from pynccl import _alloc
 from pynccl._comm import Communicator
@@ -66,7 +66,7 @@ def call(int kind, object inputs, object outputs, object op, object root, object
     cdef tuple xs = None
     cdef tuple outs = None
     cdef list made = None
-    cdef object x, out, result
+    cdef object x, out, result, source
     cdef Py_ssize_t i
     cdef const Place *at
     cdef Title *x_title = INPUTS
@@ -101,15 +101,16 @@ def call(int kind, object inputs, object outputs, object op, object root, object
         if spec.recv == AT_ROOT:
             out = outputs
             if is_root(spec, at, root):
+                source = x
                 if outputs is None:
-                    out = x if spec.in_place == SAME else allocate(spec, at, x, f"inputs[{i}]")
+                    out = x if spec.in_place == SAME else allocate(spec, at, x, i)
                 result = out
         elif outs is not None:
             out = outs[i]
         elif spec.in_place == SAME:
             out = x
         else:
-            out = allocate(spec, at, x, f"inputs[{i}]")
+            out = allocate(spec, at, x, i)
             made.append(out)
         batch.add(<Kind>kind, i, at, x, out, root, x_title, out_title)
     batch.alike()
@@ -117,7 +118,13 @@ def call(int kind, object inputs, object outputs, object op, object root, object
         batch.settle()
         batch.as_many()
         batch.disjoint()
-        batch.run((xs, outs, inputs, outputs, result))
+        batch.run()
+    # Results of libraries whose arrays never change become such arrays when they are there.
+    if made is not None:
+        for i in range(batch.n):
+            made[i] = _alloc.finished(xs[i], made[i])
+    elif kind == GATHER and outputs is None and result is not None:
+        result = _alloc.finished(source, result)
     return result
 
 
@@ -174,7 +181,7 @@ def exchange(object inputs, object outputs, object peers, object streams, object
     if batch.count and batch.locate():
         batch.settle()
         batch.disjoint()
-        batch.run((xs, outs))
+        batch.run()
     return outputs
 
 
@@ -280,16 +287,10 @@ cdef bint is_root(const Spec *spec, const Place *at, object root) except -1:
     return not isinstance(root, bool) and hasattr(root, "__index__") and root == at.rank
 
 
-cdef object allocate(const Spec *spec, const Place *at, object x, str name):
+cdef object allocate(const Spec *spec, const Place *at, object x, Py_ssize_t i):
     """Make the result of an entry that was given none."""
-    cdef bytes arg = name.encode()
-    cdef Ask ask = Ask(spec.verb, arg, False, not at.host, NULL)
-    cdef BufferView v
-    # Look at x first: a wrong x deserves its own message, not the allocator's.
-    v.owner = NULL
-    view(x, &v, &ask)
-    release(&v)
-    return _alloc.result(spec.verb.decode(), x, at.nranks, spec.send_blocks, spec.recv_blocks)
+    cdef bytes name = f"inputs[{i}]".encode()
+    return new_result(spec, at, x, name)
 
 
 cdef tuple communicators(const char *verb, object comms, Py_ssize_t n, object library):

@@ -21,7 +21,7 @@ from libc.stdint cimport (
 )
 
 from pynccl._buffer cimport BufferView
-from pynccl._call cimport Call, Kind, Place, UserOp
+from pynccl._call cimport Call, Kind, Place, Spec, UserOp
 
 
 cdef extern from "nccl_abi.h" nogil:
@@ -346,7 +346,7 @@ cdef class CommBase:
     cdef object exchange(self, object x, object dest, object out, object source,
                          object stream, object dtype)
     cdef int meet(self, object stream) except -1
-    cdef object output(self, Kind kind, object x, object root, object dtype)
+    cdef object output(self, Kind kind, object x, object root)
     cdef int wait(self, const char *function) except -1
     cdef int settle(self, ncclResult_t result, const char *function) except -1
     cdef ncclResult_t create(self) except *
@@ -375,6 +375,7 @@ cdef ncclResult_t dispatch(const nccl_api *api, ncclComm_t comm, const Place *at
 cdef ncclResult_t run_steps(const nccl_api *api, const Step *steps, Py_ssize_t count,
                             Py_ssize_t *failed) noexcept nogil
 cdef bint went(ncclResult_t result) noexcept nogil
+cdef object new_result(const Spec *spec, const Place *at, object x, const char *arg)
 cdef int order_call(const Call *call) except -1
 cdef Exception failure(ncclResult_t result, const char *function, const nccl_api *api,
                        ncclComm_t comm, object rank)

@@ -4,6 +4,7 @@ A ``python`` block runs on its own. A comment before a block says what else it i
 
 - ``<!-- file: NAME -->``: the block is a file that later blocks of the document use;
 - ``<!-- unordered -->``: the lines of the output may come in any order (ranks print when they like);
+- ``<!-- needs: PACKAGE -->``: the block uses a package that is in no extra; without it, it is skipped;
 - ``<!-- not run: REASON -->``: shown only.
 
 In a ``console`` block a line that starts with ``$`` is run, and what follows must be its output; ``...``
@@ -13,6 +14,7 @@ stands for anything, as in doctest.
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import inspect
 import os
 import re
@@ -95,6 +97,9 @@ def test_every_block_says_its_language_and_no_block_is_left_out_without_reason()
     ids=lambda b: b.id,
 )
 def test_python_block_runs(block, tmp_path):
+    package = block.directives.get("needs")
+    if package and importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package}, which is in no extra")
     lay_files(block, tmp_path)
     script = tmp_path / "block.py"
     script.write_text(block.text)
