@@ -10,7 +10,7 @@ from libc.string cimport memcpy
 
 from pynccl._device cimport current_device, use_device
 from pynccl._call cimport UserOp
-from pynccl._end cimport Orphan, abort_all, orphan
+from pynccl._end cimport abort_all, orphan
 from pynccl._nccl cimport (
     ABORTED,
     CLOSED,

@@ -5,6 +5,7 @@ out, which is when the exit hook aborts what is left.  A thread that is not back
 ends with the process.
 """
 
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stdlib cimport calloc, free
 from posix.time cimport nanosleep, timespec
 
@@ -14,16 +15,13 @@ from pynccl._nccl cimport Library, nccl_api, ncclComm_t, ncclResult_t, ncclSucce
 import time
 
 
-cdef extern from "<pthread.h>" nogil:
+cdef extern from "pthread.h" nogil:
     ctypedef struct pthread_t:
         pass
     int pthread_create(pthread_t *thread, void *attr, void *(*start)(void *) noexcept nogil, void *arg)
     int pthread_detach(pthread_t thread)
     # Of the GNU library and of musl: join without waiting.
     int pthread_tryjoin_np(pthread_t thread, void **value)
-
-cdef extern from "<Python.h>":
-    int PyErr_CheckSignals() except -1
 
 
 cdef struct Item:
