@@ -15,7 +15,7 @@ from pynccl._nccl cimport Library, nccl_api, ncclComm_t, ncclResult_t, ncclSucce
 import time
 
 
-cdef extern from "<pthread.h>" nogil:
+cdef extern from "pthread.h" nogil:
     ctypedef struct pthread_t:
         pass
     int pthread_create(pthread_t *thread, void *attr, void *(*start)(void *) noexcept nogil, void *arg)

@@ -102,6 +102,8 @@ cdef class Group(Recorder):
         return self
 
     def __exit__(self, kind, value, traceback):
+        if not self.entered:
+            raise ValueError("group: the block has not begun, or has ended already")
         if self.born != forks():
             # In a forked child, where no group is open any more.
             self.entered = False

@@ -20,7 +20,12 @@ def in_child(function):
     if child == 0:
         function()
         sys.exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    deadline = time.monotonic() + 15
+    while not (done := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(child, 9)
+        time.sleep(0.005)
+    return os.waitstatus_to_exitcode(done[1])
 def refused(call):
     try:
         call()
@@ -169,17 +174,22 @@ assert results == [[0, 2, 4]]
 """
 
 WHILE_LOADING = """
-import pathlib, shutil
-from helpers.stubs import build_nccl_stub
-path = build_nccl_stub()
-copies = [shutil.copy(path, pathlib.Path(sys.argv[1]) / f"libnccl{i}.so") for i in range(30)]
+import pathlib
+from helpers.build import build_shared
+source = pathlib.Path(sys.argv[1]) / "slow.c"
+source.write_text("#include <unistd.h>\\n__attribute__((constructor)) static void slow(void) { sleep(1); }")
+slow = build_shared("libslow.so", [source])
 def load():
-    for copy in copies[:-1]:
-        pynccl.library(str(copy))
+    try:
+        pynccl.library(str(slow))
+    except pynccl.LibraryNotFoundError:
+        pass
 thread = threading.Thread(target=load)
 thread.start()
-while thread.is_alive():
-    assert in_child(lambda: pynccl.library(str(copies[-1]))) == 0
+time.sleep(0.3)
+assert thread.is_alive()
+assert in_child(begin_anew) == 0
+thread.join(20)
 """
 
 CASES = {

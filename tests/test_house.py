@@ -96,7 +96,7 @@ HEADERS: dict[str, set[str]] = {
     "_cuda": {"_cuda.h"},
     "_call": {"nccl_abi.h"},
     "_device": {"_cuda.h"},
-    "_end": {"<pthread.h>"},
+    "_end": {"pthread.h"},
     "_ndarray": {"Python.h"},
     "_nccl": {"nccl_abi.h", "_loader.h"},
 }

@@ -1,6 +1,5 @@
 """Ctrl-C reaches whatever waits: KeyboardInterrupt in a second or two, and nothing in an unknown state."""
 
-import functools
 import json
 import signal
 import time
@@ -105,18 +104,18 @@ def main():
 """
 
 
-@functools.cache
+@pytest.fixture(scope="module")
 def outcomes():
     """What became of every wait; in a process of its own, which gets the signals."""
-    return json.loads(scripts.run(WAITS + "main()", limit=120))
+    return json.loads(scripts.run(WAITS + "main()", limit=60))
 
 
 NAMES = [line.split('"')[1] for line in WAITS.splitlines() if line.startswith('    "')]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ctrl_c_ends_a_waiting_call(name):
-    outcome, seconds, again, fine = outcomes()[name]
+def test_ctrl_c_ends_a_waiting_call(name, outcomes):
+    outcome, seconds, again, fine = outcomes[name]
     assert outcome == "KeyboardInterrupt"
     assert 0.2 < seconds < 2
     assert fine
@@ -124,9 +123,9 @@ def test_ctrl_c_ends_a_waiting_call(name):
     assert "interrupt" in again or name.startswith(("creation", "init"))
 
 
-def test_no_communicator_of_an_interrupted_group_counts_as_being_created():
-    assert len(outcomes()["made"]) == 2
-    assert all("not created" in text for text in outcomes()["made"])
+def test_no_communicator_of_an_interrupted_group_counts_as_being_created(outcomes):
+    assert len(outcomes["made"]) == 2
+    assert all("not created" in text for text in outcomes["made"])
 
 
 def test_peer_of_an_interrupted_rank_hears_of_it():

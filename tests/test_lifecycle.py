@@ -42,6 +42,37 @@ def test_use_after_the_end_says_so(name, end):
     assert isinstance(caught.value, ValueError)
 
 
+QUERIES = ("rank", "nranks", "device", "timeout", "library", "closed")
+
+
+def test_every_method_and_property_is_known_to_these_tests():
+    """What is not in the table above, and not a query, ends it or begins another."""
+    other = {"handle", "close", "abort", "from_handle"}
+    public = {name for name in dir(pynccl.Communicator) if not name.startswith("_")}
+    assert public - other == {*CALLS, *QUERIES}
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+def test_what_belongs_to_an_ended_communicator_ends_with_it(end):
+    comm = create(1, new_id(), 0, device=2)
+    op = comm.premul_sum(2, "int64")
+    x = np.arange(3)
+    with pynccl.group(run=False) as plan:
+        comm.all_reduce(x, out=x, op=op)
+    getattr(comm, end)()
+    for use in (plan, comm.__enter__, lambda: comm.handle):
+        with pytest.raises(pynccl.CommunicatorClosedError):
+            use()
+    with (
+        create(1, new_id(), 0) as other,
+        pytest.raises(ValueError, match="destroyed with its communicator"),
+    ):
+        other.all_reduce(x, op=op)
+    assert [getattr(comm, name) for name in QUERIES[:3]] == [0, 1, 2]
+    assert (comm.timeout, comm.library.kind, comm.closed) == (20.0, "host", True)
+    assert x.tolist() == [0, 1, 2]
+
+
 def test_ending_twice_is_fine_and_queries_still_answer():
     for first in ("close", "abort"):
         for second in ("close", "abort"):
