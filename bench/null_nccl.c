@@ -1,6 +1,7 @@
 /* A library with NCCL's ABI whose every function returns at once: what remains is the caller's own cost.
  *
- * Owns nothing: a communicator is a constant address, a unique id is zeros. Rank 0 of 2, device 0.
+ * Owns nothing: a communicator is an address that says its rank and size, a unique id is zeros. A rank's
+ * device is its number.
  * Promises success for whatever it is given, and never touches a buffer.
  *
  * Built by null_libraries.py, once plain and once with -DNULL_HOST. The second carries the host library's
@@ -20,10 +21,13 @@ NCCL_SYMBOLS_COLLECTIVE_CONFIG(AT_ONCE)
 NCCL_SYMBOLS_POINT_TO_POINT(AT_ONCE)
 NCCL_SYMBOLS_GROUP(AT_ONCE)
 
-static ncclComm_t a_communicator(void) {
-    static char place[64];
-    return (ncclComm_t)place;
-}
+/* Up to so many ranks: the place in the array is size * MOST + rank. */
+enum { MOST = 256 };
+static char places[(MOST + 1) * MOST];
+
+static ncclComm_t a_communicator(int nranks, int rank) { return (ncclComm_t)&places[nranks * MOST + rank]; }
+static int rank_of(ncclComm_t comm) { return (int)((char *)comm - places) % MOST; }
+static int size_of(ncclComm_t comm) { return (int)((char *)comm - places) / MOST; }
 
 EXPORT ncclResult_t ncclGetVersion(int *version) {
     *version = NCCL_VERSION_CODE;
@@ -48,8 +52,10 @@ EXPORT const char *ncclGetLastError(ncclComm_t comm) {
 }
 
 EXPORT ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId id, int rank) {
-    (void)nranks, (void)id, (void)rank;
-    *comm = a_communicator();
+    (void)id;
+    if (nranks < 1 || nranks > MOST || rank < 0 || rank >= nranks)
+        return ncclInvalidArgument;
+    *comm = a_communicator(nranks, rank);
     return ncclSuccess;
 }
 
@@ -70,7 +76,7 @@ EXPORT ncclResult_t ncclCommInitRankScalable(
 EXPORT ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
     (void)devices;
     for (int i = 0; i < count; i++)
-        comms[i] = a_communicator();
+        comms[i] = a_communicator(count, i);
     return ncclSuccess;
 }
 
@@ -89,11 +95,11 @@ KEEPS_QUIET(ncclCommDestroy, ncclComm_t comm)
 KEEPS_QUIET(ncclCommAbort, ncclComm_t comm)
 
 #define ANSWERS(name, type, value) \
-    EXPORT ncclResult_t name(ncclComm_t comm, type *answer) { (void)comm; *answer = value; return ncclSuccess; }
+    EXPORT ncclResult_t name(ncclComm_t comm, type *answer) { (void)comm; *answer = (value); return ncclSuccess; }
 ANSWERS(ncclCommGetAsyncError, ncclResult_t, ncclSuccess)
-ANSWERS(ncclCommCount, int, 2)
-ANSWERS(ncclCommUserRank, int, 0)
-ANSWERS(ncclCommCuDevice, int, 0)
+ANSWERS(ncclCommCount, int, size_of(comm))
+ANSWERS(ncclCommUserRank, int, rank_of(comm))
+ANSWERS(ncclCommCuDevice, int, rank_of(comm))
 
 #ifdef NULL_HOST
 EXPORT int pyncclHostStamp(void) { return 1; }

@@ -10,6 +10,7 @@ times come from fresh interpreters, interleaved too.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import statistics
 import subprocess
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import timing
 from null_libraries import NullLibraries, build
-from peers import COUNT, PEERS, Absent, ReadyCAI
+from peers import COUNT, PEERS, Absent, ReadyCAI, need
 from timing import Case, Result
 
 import pynccl
@@ -72,6 +73,22 @@ def plan(comm: pynccl.Communicator, a: object, b: object, calls: int) -> Callabl
     return g
 
 
+def list_cases(null: NullLibraries) -> list[Case]:
+    """Time the list API: one call for eight ranks of this process."""
+    import numpy as np
+
+    import pynccl.multi as nccl
+
+    xs = [np.zeros(COUNT, "f4") for _ in range(8)]
+    names = {"nccl": nccl, "xs": xs, "outs": [x.copy() for x in xs], "path": null.host}
+    names["comms"] = pynccl.init_all(8, library=null.host)
+    return [
+        Case("pynccl.multi, eight NumPy arrays", "nccl.all_reduce(xs, library=path)", names),
+        Case("pynccl.multi, eight in, eight out", "nccl.all_reduce(xs, outs, library=path)", names),
+        Case("pynccl.multi, eight, comms given", "nccl.all_reduce(xs, comms=comms)", names),
+    ]
+
+
 def cai_cases(null: NullLibraries) -> list[Case]:
     import numpy as np
 
@@ -86,22 +103,71 @@ def cai_cases(null: NullLibraries) -> list[Case]:
 
 
 def numba_cases(null: NullLibraries) -> list[Case]:
-    """Time Numba's simulator arrays, and beside them what reading the array's own attributes costs."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from numba import cuda
-    except ImportError:
-        return []
-    import numpy as np
+    """Time Numba's own device arrays, and beside them what reading their attributes costs.
 
-    a, b = cuda.to_device(np.zeros(COUNT, "f4")), cuda.to_device(np.zeros(COUNT, "f4"))
+    The class is Numba's; its memory is the host's, which needs no GPU and changes nothing of the way.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        driver = need("numba.cuda.cudadrv.driver")
+        devicearray = need("numba.cuda.cudadrv.devicearray")
+    numpy = need("numpy")
+    if not hasattr(driver, "MemoryPointer"):
+        raise Absent("NUMBA_ENABLE_CUDASIM is set: Numba has no device arrays then")
+    memory = numpy.zeros((2, COUNT), "f4")
+    names = {"comm": communicator(null.host), "keep": [memory]}
+
+    class Context:
+        pass
+
+    for name, row in zip("ab", memory, strict=True):
+        context = Context()
+        pointer = driver.MemoryPointer(context, ctypes.c_void_p(row.ctypes.data), row.nbytes)
+        names["keep"].append(context)
+        names[name] = devicearray.DeviceNDArray((COUNT,), (4,), row.dtype, gpu_data=pointer)
+    return [
+        Case(NUMBA, "comm.all_reduce(a, b)", names),
+        Case(NUMBA_READ, "a.__cuda_array_interface__; b.__cuda_array_interface__", names),
+    ]
+
+
+def simulator_cases(null: NullLibraries) -> list[Case]:
+    simulated = need("numba.cuda.simulator.cudadrv.devicearray").FakeCUDAArray
+    numpy = need("numpy")
+    a, b = simulated(numpy.zeros(COUNT, "f4")), simulated(numpy.zeros(COUNT, "f4"))
     names = {"comm": communicator(null.host), "a": a, "b": b}
-    cases = [Case("pynccl, two Numba simulator arrays", "comm.all_reduce(a, b)", names)]
-    if hasattr(a, "__cuda_array_interface__"):
-        read = "a.__cuda_array_interface__; b.__cuda_array_interface__"
-        cases.append(Case("Numba's own two interface properties", read, names))
-    return cases
+    return [Case("pynccl, two Numba simulator arrays", "comm.all_reduce(a, b)", names)]
+
+
+def torch_cases(null: NullLibraries) -> list[Case]:
+    torch = need("torch")
+    names = {
+        "comm": communicator(null.host), "a": torch.zeros(COUNT), "b": torch.zeros(COUNT),
+        "weight": torch.nn.Parameter(torch.zeros(COUNT)),
+    }  # fmt: skip
+    return [
+        Case("pynccl, two Torch CPU tensors", "comm.all_reduce(a, b)", names),
+        Case("pynccl, a Torch CPU parameter in place", "comm.all_reduce(weight, weight)", names),
+        Case("Torch's own two data_ptr()", "a.data_ptr(); b.data_ptr()", names),
+    ]
+
+
+def jax_cases(null: NullLibraries) -> list[Case]:
+    jax = need("jax")
+    numpy = need("numpy")
+    x = jax.device_put(numpy.zeros(COUNT, "f4"))
+    names = {"comm": communicator(null.host), "x": x, "out": numpy.zeros(COUNT, "f4")}
+    return [Case("pynccl, a JAX CPU array into NumPy's", "comm.all_reduce(x, out)", names)]
+
+
+NUMBA, NUMBA_READ = "pynccl, two Numba device arrays", "Numba's own two interface properties"
+# Rows of libraries that need not be there.
+OPTIONAL = {
+    "numba": numba_cases,
+    "numba simulator": simulator_cases,
+    "torch": torch_cases,
+    "jax": jax_cases,
+}
 
 
 def import_times(rounds: int) -> list[Result]:
@@ -126,13 +192,21 @@ def import_times(rounds: int) -> list[Result]:
 
 
 def ratios(results: list[Result]) -> str:
-    """Compare with the peers' cheapest relative: CuPy's call with bare integers."""
+    """Compare with the peers' cheapest relative, CuPy's call with bare integers; and with Numba itself."""
     by_name = {r.name: r.median for r in results}
     base = by_name.get("CuPy NcclCommunicator, integers")
-    if base is None:
-        return ""
-    wanted = ("pynccl, two NumPy arrays", "pynccl, two ready CAI objects", "pynccl, plan of one")
-    return "\n".join(f"{name} / CuPy's integers = {by_name[name] / base:.2f}" for name in wanted)
+    lines = []
+    if base is not None:
+        wanted = (
+            "pynccl, two NumPy arrays",
+            "pynccl, two ready CAI objects",
+            "pynccl, plan of one",
+        )
+        lines += [f"{name} / CuPy's integers = {by_name[name] / base:.2f}" for name in wanted]
+    if NUMBA in by_name:
+        more = by_name[NUMBA] - by_name[NUMBA_READ]
+        lines.append(f"{NUMBA} - {NUMBA_READ} = {more:.0f} ns")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -143,15 +217,15 @@ def main() -> None:
         "--peers", default=",".join(PEERS), help="which peers to run, by comma; '' for none"
     )
     options = parser.parse_args()
-    os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")
 
     absent: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as directory:
         null = build(Path(directory))
-        cases = [*python_case(), *numpy_cases(null), *cai_cases(null), *numba_cases(null)]
-        for name in filter(None, options.peers.split(",")):
+        cases = [*python_case(), *numpy_cases(null), *list_cases(null), *cai_cases(null)]
+        peers = filter(None, options.peers.split(","))
+        for name, make in [*OPTIONAL.items(), *((name, PEERS[name]) for name in peers)]:
             try:
-                cases += PEERS[name](null)
+                cases += make(null)
             except Absent as reason:
                 absent[name] = str(reason)
         results = timing.measure(cases, options.rounds)

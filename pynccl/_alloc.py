@@ -11,7 +11,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def result(verb: str, x: Any, nranks: int, takes_blocks: bool, gives_blocks: bool) -> Any:
+def result(
+    verb: str,
+    x: Any,
+    nranks: int,
+    takes_blocks: bool,
+    gives_blocks: bool,
+    device: int,
+    in_group: bool,
+) -> Any:
     """Allocate what a collective returns for the input `x`.
 
     Parameters
@@ -24,18 +32,23 @@ def result(verb: str, x: Any, nranks: int, takes_blocks: bool, gives_blocks: boo
         Size of the communicator.
     takes_blocks, gives_blocks : bool
         Whether input and output hold one block per rank along axis 0.
+    device : int
+        The CUDA device that holds `x`, or -1.
+    in_group : bool
+        Whether the call runs only when a group ends.
 
     Returns
     -------
     array
-        Uninitialised, of `x`'s library, dtype and device.
+        Uninitialised, of `x`'s library, dtype and device; what `finished` makes it, where that library's
+        arrays cannot be written to.
 
     Raises
     ------
     ValueError
         `x` holds blocks, but its first axis is not ``nranks``.
     TypeError
-        Nothing is known of the library that `x` belongs to.
+        Nothing is known of the library that `x` belongs to, or its results cannot be made here.
     """
     kind = type(x)
     while kind is Buffer:
@@ -48,14 +61,16 @@ def result(verb: str, x: Any, nranks: int, takes_blocks: bool, gives_blocks: boo
         raise TypeError(
             f"{verb}: cannot allocate a result like a {kind.__module__}.{kind.__qualname__}; pass out="
         )
+    if make is _jax:
+        _check_jax(verb, device, in_group)
     if not (takes_blocks or gives_blocks):
-        return make(x, None)
+        return make(x, None, device)
     shape = x.shape if hasattr(x, "shape") else (len(x),)
     if takes_blocks:
         if not shape or shape[0] != nranks:
             raise ValueError(_first_axis(verb, tuple(shape), nranks))
-        return make(x, shape if gives_blocks else shape[1:])
-    return make(x, (nranks, *shape))
+        return make(x, shape if gives_blocks else shape[1:], device)
+    return make(x, (nranks, *shape), device)
 
 
 def _first_axis(verb: str, shape: tuple[int, ...], nranks: int) -> str:
@@ -78,40 +93,110 @@ def _maker(kind: type) -> Any:
     return None
 
 
-# Each makes an array like `x` of the given shape, or of x's own if that is None.
+def finished(x: Any, out: Any) -> Any:
+    """Return a result as the user gets it, after the call.
+
+    Parameters
+    ----------
+    x : array_like
+        The input of the call.
+    out : array
+        What `result` made for it; None where this rank has no result.
+
+    Returns
+    -------
+    array
+        `out`, or a JAX array of the same memory.
+    """
+    while type(x) is Buffer:
+        x = x.obj
+    if out is not None and _KNOWN.get(type(x)) is _jax:
+        return _into_jax(x, out)
+    return out
 
 
-def _numpy(x: Any, shape: Any) -> Any:
+# Each makes an array like `x`, which is on `device`, of the given shape, or of x's own if that is None.
+
+
+def _numpy(x: Any, shape: Any, device: int) -> Any:
     numpy = sys.modules["numpy"]
     return numpy.empty_like(x, subok=False) if shape is None else numpy.empty(shape, x.dtype)
 
 
-def _numba(x: Any, shape: Any) -> Any:
+def _numba(x: Any, shape: Any, device: int) -> Any:
     from numba import cuda
 
-    return cuda.device_array(x.shape if shape is None else shape, x.dtype)
+    order = "C"
+    if shape is None:
+        shape = x.shape
+        order = "C" if x.flags["C_CONTIGUOUS"] else "F"
+    stream = getattr(x, "stream", 0)
+    if device < 0:
+        return cuda.device_array(shape, x.dtype, order=order, stream=stream)
+    with cuda.gpus[device]:
+        return cuda.device_array(shape, x.dtype, order=order, stream=stream)
 
 
-def _cupy(x: Any, shape: Any) -> Any:
+def _cupy(x: Any, shape: Any, device: int) -> Any:
     cupy = sys.modules["cupy"]
     with x.device:
         return cupy.empty_like(x) if shape is None else cupy.empty(shape, x.dtype)
 
 
-def _torch(x: Any, shape: Any) -> Any:
+def _torch(x: Any, shape: Any, device: int) -> Any:
+    # Of no subclass, with no history: what a collective gives is nobody's parameter.
     torch = sys.modules["torch"]
-    return torch.empty_like(x.detach()) if shape is None else x.new_empty(shape)
+    if shape is None:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    return torch.empty(shape, dtype=x.dtype, device=x.device)
 
 
-def _array(x: Any, shape: Any) -> Any:
+def _jax(x: Any, shape: Any, device: int) -> Any:
+    # NumPy's, where JAX can take it over as it lies.
+    numpy = sys.modules["numpy"]
+    shape = x.shape if shape is None else shape
+    nbytes = _product(shape) * x.dtype.itemsize
+    raw = numpy.empty(nbytes + _JAX_ALIGNMENT, "u1")
+    begin = -raw.__array_interface__["data"][0] % _JAX_ALIGNMENT
+    return raw[begin : begin + nbytes].view(x.dtype).reshape(shape)
+
+
+_JAX_ALIGNMENT = 64
+
+
+def _check_jax(verb: str, device: int, in_group: bool) -> None:
+    if in_group:
+        raise TypeError(
+            f"{verb}: x is a JAX array, and so would be the result; JAX arrays never change, and in a "
+            "group nothing runs before it ends; pass out=, e.g. a NumPy array, and give it to "
+            "jax.device_put afterwards"
+        )
+    if device >= 0:
+        raise TypeError(
+            f"{verb}: cannot allocate a JAX array on GPU {device}, because JAX arrays never change; "
+            "pass out=, e.g. a CuPy array"
+        )
+
+
+def _into_jax(x: Any, out: Any) -> Any:
+    jax = sys.modules["jax"]
+    place = x.sharding if x.committed else None
+    array = jax.device_put(out, place, may_alias=True)
+    if array.dtype != x.dtype:  # x is of a time when JAX was told to use 64 bits
+        with jax.enable_x64(True):
+            array = jax.device_put(out, place, may_alias=True)
+    return array
+
+
+def _array(x: Any, shape: Any, device: int) -> Any:
     return type(x)(x.typecode, bytes(_product(shape or (len(x),)) * x.itemsize))
 
 
-def _bytearray(x: Any, shape: Any) -> Any:
+def _bytearray(x: Any, shape: Any, device: int) -> Any:
     return bytearray(len(x) if shape is None else _product(shape))
 
 
-def _memoryview(x: Any, shape: Any) -> Any:
+def _memoryview(x: Any, shape: Any, device: int) -> Any:
     shape = x.shape if shape is None else shape
     flat = memoryview(bytearray(_product(shape) * x.itemsize))
     try:
@@ -138,6 +223,7 @@ _MAKERS = {
     ("numba", "FakeCUDAArray"): _numba,
     ("cupy", "ndarray"): _cupy,
     ("torch", "Tensor"): _torch,
+    ("jaxlib", "ArrayImpl"): _jax,
     ("array", "array"): _array,
     ("builtins", "bytes"): _bytearray,
     ("builtins", "bytearray"): _bytearray,

@@ -1,7 +1,8 @@
 """The only reader of array protocols: any array becomes a BufferView, or an exception that says why not.
 
 Reading order: ``view`` names the protocols, in the order in which they are tried; below it is one reader for each.
-(The two array interfaces are in _interface.pyx, DLPack's structs in _dlpack.pyx, NumPy's in _ndarray.pyx.)
+(The two array interfaces are in _interface.pyx, DLPack in _dlpack.pyx, NumPy's struct in _ndarray.pyx, and what is
+special about Torch and Numba in _torch.pyx and _numba.pyx.)
 
 A protocol is absent if its attribute is (AttributeError); every other exception is the array's own and passes.
 All state of this module is written once, at import.
@@ -17,29 +18,30 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uintptr_t
 from libc.string cimport memset, strcmp
 
-from pynccl._device cimport pointer_device
-from pynccl._dlpack cimport DL_CUDA, DL_CUDA_MANAGED, DLTensor, Tensor, read_dltype, tensor_of_capsule, tensor_of_table
+from pynccl._dlpack cimport tensor_of_capsule, tensor_of_table, view_tensor
 from pynccl._elem cimport OPAQUE, ElemType, Found, copy_name, elem_of, read_format
 from pynccl._interface cimport view_interface
 from pynccl._ndarray cimport (
     ND_C_CONTIGUOUS, ND_F_CONTIGUOUS, ND_WRITEABLE, NDArray, is_masked, is_ndarray, native_elem, ndarray_type,
     read_dtype, struct_agrees,
 )
-from pynccl._view cimport MAX_AXES, PyObject_GetOptionalAttr, Raw, finish, masked, settle, take, who
+from pynccl._numba cimport device_array, learn_device_array, view_device_array
+from pynccl._torch cimport (
+    check_lazy, is_tensor, keep_tensor, plain_parameter, plain_tensor, view_torch, without_grad,
+)
+from pynccl._view cimport PyObject_GetOptionalAttr, Raw, finish, masked, of_jax, settle, take, who
 
 from .errors import LayoutError
 
 cdef extern from *:
     """
     #define offers_buffer(tp) ((tp)->tp_as_buffer != NULL && (tp)->tp_as_buffer->bf_getbuffer != NULL)
-    #define mul_overflows(a, b, to) __builtin_mul_overflow(a, b, to)
     """
     PyObject *_PyType_Lookup(PyTypeObject *, object)
     object PyMemoryView_FromObject(object)
     Py_buffer *PyMemoryView_GET_BUFFER(object) noexcept
     PyTypeObject *Py_TYPE(object) noexcept
     bint offers_buffer(PyTypeObject *) noexcept
-    bint mul_overflows(Py_ssize_t, Py_ssize_t, Py_ssize_t *) noexcept
     const Py_ssize_t PY_SSIZE_T_MAX
     const uintptr_t UINTPTR_MAX
 
@@ -48,6 +50,7 @@ cdef object EXCHANGE_TABLE = sys.intern("__dlpack_c_exchange_api__")
 cdef object CUDA_INTERFACE = sys.intern("__cuda_array_interface__")
 cdef object EXPORT = sys.intern("__dlpack__")
 cdef object ARRAY_INTERFACE = sys.intern("__array_interface__")
+cdef object LAZY = sys.intern("is_neg")         # a method that hardly any type but Torch's has
 
 
 # ---- from any array to a view ------------------------------------------------------------------------------
@@ -65,25 +68,47 @@ cdef int view(object obj, BufferView *out, const Ask *ask) except -1:
         return view_ndarray(obj, out, ask)
     if tp == <PyTypeObject *>Buffer:
         return view_buffer(<Buffer>obj, out, ask)
+    if tp == plain_tensor or tp == plain_parameter:
+        return view_torch(obj, out, ask)
+    if tp == device_array and view_device_array(obj, out, ask):
+        return 0
     exporter = offers_buffer(tp)
     if exporter and is_ndarray(tp):
         return view_subclass(obj, out, ask)
+    if _PyType_Lookup(tp, LAZY) != NULL and is_tensor(tp):
+        if plain_tensor != NULL:
+            return view_torch(obj, out, ask)
+        check_lazy(obj, True, ask)
+        obj = without_grad(obj)
     said = _PyType_Lookup(tp, EXCHANGE_TABLE)
     if said != NULL and view_tensor(tensor_of_table(obj, said, ask), out, ask):
         return 0
-    if exporter and not ask.on_device:
-        return view_exporter(obj, out, ask)
+    if exporter and not ask.on_device and view_exporter(obj, out, ask):
+        return 0
     if is_simulated(tp):
         return view(obj._ary, out, ask)
     if PyObject_GetOptionalAttr(obj, CUDA_INTERFACE, &said):
+        if device_array == NULL and strcmp(tp.tp_name, b"DeviceNDArray") == 0 and isinstance(<object>said, dict):
+            learn_device_array(obj, <object>said)
         return view_interface(obj, take(said), out, ask, True)
-    if exporter:
-        return view_exporter(obj, out, ask)
+    if exporter and ask.on_device and view_exporter(obj, out, ask):
+        return 0
     if PyObject_GetOptionalAttr(obj, EXPORT, &said):
         return view_tensor(tensor_of_capsule(obj, take(said), ask), out, ask)
     if PyObject_GetOptionalAttr(obj, ARRAY_INTERFACE, &said):
         return view_interface(obj, take(said), out, ask, False)
     raise no_protocol(obj, ask)
+
+
+cdef object keep(object obj):
+    """What must live so that the memory does, where the array itself is not enough; else None.
+
+    A tensor can be given other memory (``x.data = y``).  A call need not fear that; who reads now and uses later has to
+    hold the memory that was read.
+    """
+    if _PyType_Lookup(Py_TYPE(obj), LAZY) == NULL or not is_tensor(Py_TYPE(obj)):
+        return None
+    return keep_tensor(obj)
 
 
 # ---- Buffer and NumPy --------------------------------------------------------------------------------------
@@ -153,10 +178,22 @@ cdef inline bint is_simulated(PyTypeObject *tp) except -1:
 
 
 cdef int view_exporter(object obj, BufferView *out, const Ask *ask) except -1:
-    """Read a PEP 3118 buffer.  The export is held until release, so that a bytearray cannot move meanwhile."""
-    cdef object held = PyMemoryView_FromObject(obj)
-    cdef Py_buffer *buffer = PyMemoryView_GET_BUFFER(held)
+    """Read a PEP 3118 buffer; 1, or 0 if it has no word for the elements and DLPack may have one.
+
+    The export is held until release, so that a bytearray cannot move meanwhile.
+    """
+    cdef object held
+    cdef Py_buffer *buffer
     cdef Raw raw
+    try:
+        held = PyMemoryView_FromObject(obj)
+    except BufferError:                         # JAX's bfloat16
+        if _PyType_Lookup(Py_TYPE(obj), EXPORT) == NULL:
+            raise
+        if of_jax(obj) and obj.is_deleted():
+            raise ValueError(f"{who(ask)} is a JAX array that was deleted, or donated to a function") from None
+        return 0
+    buffer = PyMemoryView_GET_BUFFER(held)
     raw.ptr = <char *>buffer.buf
     raw.ndim = buffer.ndim
     raw.shape = buffer.shape
@@ -171,47 +208,10 @@ cdef int view_exporter(object obj, BufferView *out, const Ask *ask) except -1:
     settle(&raw, out, ask)
     Py_INCREF(held)
     out.owner = <PyObject *>held
-    return 0
-
-
-# ---- DLPack ------------------------------------------------------------------------------------------------
-
-
-cdef int view_tensor(Tensor t, BufferView *out, const Ask *ask) except -1:
-    """Read a DLPack tensor; the view keeps it.  1, or 0 if there is none to read."""
-    cdef Py_ssize_t shape[MAX_AXES]
-    cdef Py_ssize_t strides[MAX_AXES]
-    cdef DLTensor *dl
-    cdef Raw raw
-    cdef int i
-    if t is None:
-        return 0
-    dl = t.tensor
-    if not 0 <= dl.ndim <= MAX_AXES:
-        raise ValueError(f"{who(ask)}: its DLPack tensor has {dl.ndim} axes; 0 to {MAX_AXES} are possible")
-    if dl.ndim and dl.shape == NULL:
-        raise ValueError(f"{who(ask)}: its DLPack tensor has {dl.ndim} axes but no shape")
-    read_dltype(dl.dtype, &raw.found, out.type_name, ask)
-    raw.ndim = dl.ndim
-    raw.shape = shape
-    raw.strides = strides if dl.strides != NULL else NULL
-    for i in range(dl.ndim):
-        shape[i] = dl.shape[i]
-        # What does not fit is the stride of no contiguous array.
-        if dl.strides != NULL and mul_overflows(dl.strides[i], <Py_ssize_t>raw.found.itemsize, &strides[i]):
-            strides[i] = PY_SSIZE_T_MAX
-    raw.ptr = <char *>dl.data + dl.byte_offset if dl.data != NULL else NULL
-    raw.readonly = t.readonly
-    settle(&raw, out, ask)
-    if dl.device.type == DL_CUDA:
-        out.device = dl.device.id
-    elif dl.device.type == DL_CUDA_MANAGED and out.count:
-        out.device = pointer_device(out.ptr)
-    out.has_stream = t.has_stream
-    out.stream = t.stream
-    Py_INCREF(t)
-    out.owner = <PyObject *>t
     return 1
+
+
+# ---- what is no array --------------------------------------------------------------------------------------
 
 
 cdef object no_protocol(object obj, const Ask *ask):
@@ -309,6 +309,10 @@ cdef class Buffer:
             if fresh.owner != NULL:
                 base = (x, <object>fresh.owner)
                 release(&fresh)
+            else:
+                kept = keep(x)
+                if kept is not None:
+                    base = (x, kept)
         self.view = fresh
         self.base = base
         self.said = dtype

@@ -66,10 +66,18 @@ cdef struct Call:
     int dtype
     int op
     int root
+    bint sends              # this rank's input matters
     bint receives           # this rank has a result
+    bint shared             # x is out: one array for both
     void *stream
     uintptr_t after[2]      # producers' streams that `stream` must wait for first
     int n_after
+
+
+# What the caller calls its two arrays, for messages: "x" and "out", or "inputs[3]" and "outputs[3]".
+cdef struct Names:
+    const char *x
+    const char *out
 
 
 cdef class UserOp:
@@ -90,6 +98,15 @@ cdef int bind(Call *call, BufferView *views, Kind kind, const Place *at,
               object x, object out, object op, object root,
               object stream, object dtype) except -1
 
+# The two halves of bind, for a caller that learns only from the arrays where the call will run.
+cdef int look(Call *call, BufferView *views, Kind kind, const Place *at,
+              object x, object out, object root, object dtype, const Names *names) except -1
+
+cdef int fit(Call *call, const BufferView *views, const Place *at, object op, object stream,
+             const Names *names) except -1
+
 cdef int separate(const char *verb, const BufferView *x, const BufferView *out) except -1
+
+cdef str element(const BufferView *v)
 
 cdef int wants(Kind kind, const Place *at, object root, bint *send, bint *recv) except -1

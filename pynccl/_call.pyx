@@ -87,6 +87,10 @@ cdef int wants(Kind kind, const Place *at, object root, bint *send, bint *recv) 
     return 0
 
 
+# What the methods of a communicator call their two arrays.
+cdef Names METHOD = Names(b"x", b"out")
+
+
 cdef int bind(Call *call, BufferView *views, Kind kind, const Place *at,
               object x, object out, object op, object root,
               object stream, object dtype) except -1:
@@ -94,53 +98,67 @@ cdef int bind(Call *call, BufferView *views, Kind kind, const Place *at,
 
     `views` are two zeroed views; the caller releases both, also after an error.
     """
+    look(call, views, kind, at, x, out, root, dtype, &METHOD)
+    return fit(call, views, at, op, stream, &METHOD)
+
+
+cdef int look(Call *call, BufferView *views, Kind kind, const Place *at,
+              object x, object out, object root, object dtype, const Names *names) except -1:
+    """Read the arrays that matter on this rank; of `at`, the device is not asked yet."""
     cdef const Spec *spec = &SPECS[<int>kind]
     cdef BufferView *send = &views[0]
     cdef BufferView *recv = &views[1]
-    cdef const BufferView *given
     cdef Ask ask
-    cdef bint need_send, need_recv, shared
-    cdef size_t block
 
     call.spec = spec
     call.root = 0
     if spec.root != NULL:
         call.root = root_of(spec, at, root)
-    need_send = spec.send == ALWAYS or (spec.send == AT_ROOT and call.root == at.rank)
-    need_recv = spec.recv == ALWAYS or (spec.recv == AT_ROOT and call.root == at.rank)
+    call.sends = spec.send == ALWAYS or (spec.send == AT_ROOT and call.root == at.rank)
+    call.receives = spec.recv == ALWAYS or (spec.recv == AT_ROOT and call.root == at.rank)
+    call.shared = x is out
 
     ask.verb = spec.verb
     ask.on_device = not at.host
     ask.as_elem = NULL
     if dtype is not None:
         ask.as_elem = elem_of(dtype)
-    shared = need_send and need_recv and x is out
-    if need_send:
-        ask.arg = "x"
-        ask.writable = shared
+    if call.sends:
+        ask.arg = names.x
+        ask.writable = call.shared and call.receives
         view(x, send, &ask)
-        placed(spec, at, send, "x")
-    if shared:
+    if call.sends and call.receives and call.shared:
         recv[0] = send[0]
         recv.owner = NULL           # send's owner keeps the memory for both
-    elif need_recv:
-        ask.arg = "x" if spec.send == AT_ROOT and x is out else "out"
+    elif call.receives:
+        ask.arg = names.x if call.shared and spec.send == AT_ROOT else names.out
         ask.writable = True
         view(out, recv, &ask)
-        placed(spec, at, recv, ask.arg)
+    return 0
 
-    given = send if need_send else recv
-    if need_send and need_recv and not shared:
-        agree(spec, send, recv)
-    block = block_count(spec, at, send if need_send else NULL, recv if need_recv else NULL)
-    number(call, spec, at, given, block, op)
-    if need_send and need_recv:
-        apart(spec, at, send, recv, block * given.itemsize)
-    call.send = send.ptr if need_send else NULL
-    call.recv = recv.ptr if need_recv else NULL
-    call.receives = need_recv
-    return streams(call, spec, stream, send if need_send else NULL,
-                   recv if need_recv and not shared else NULL)
+
+cdef int fit(Call *call, const BufferView *views, const Place *at, object op, object stream,
+             const Names *names) except -1:
+    """Check what `look` has read against each other and against the place, and fill `call`."""
+    cdef const Spec *spec = call.spec
+    cdef const BufferView *send = &views[0] if call.sends else NULL
+    cdef const BufferView *recv = &views[1] if call.receives else NULL
+    cdef const BufferView *given = send if call.sends else recv
+    cdef size_t block
+
+    if call.sends:
+        placed(spec, at, send, names.x)
+    if call.receives and not (call.sends and call.shared):
+        placed(spec, at, recv, names.x if call.shared and spec.send == AT_ROOT else names.out)
+        if call.sends:
+            agree(spec, send, recv, names)
+    block = block_count(spec, at, send, recv, names)
+    number(call, spec, at, given, block, op, names)
+    if call.sends and call.receives:
+        apart(spec, at, send, recv, block * given.itemsize, names)
+    call.send = send.ptr if call.sends else NULL
+    call.recv = recv.ptr if call.receives else NULL
+    return streams(call, spec, stream, send, NULL if call.sends and call.shared else recv)
 
 
 cdef int root_of(const Spec *spec, const Place *at, object root) except -1:
@@ -188,34 +206,37 @@ cdef inline int placed(const Spec *spec, const Place *at, const BufferView *v,
     )
 
 
-cdef inline int agree(const Spec *spec, const BufferView *send, const BufferView *recv) except -1:
+cdef inline int agree(const Spec *spec, const BufferView *send, const BufferView *recv,
+                      const Names *names) except -1:
     """Input and output must have one dtype and one memory order."""
     if not same_type(send, recv):
         raise TypeError(
-            f"{text(spec.verb)}: x is {element(send)} and out is {element(recv)}; "
-            f"both must have one dtype"
+            f"{text(spec.verb)}: {text(names.x)} is {element(send)} and {text(names.out)} is "
+            f"{element(recv)}; both must have one dtype"
         )
-    return same_order(spec.verb, send, recv)
+    return same_order(spec.verb, send, recv, names)
 
 
-cdef int same_order(const char *verb, const BufferView *send, const BufferView *recv) except -1:
+cdef int same_order(const char *verb, const BufferView *send, const BufferView *recv,
+                    const Names *names) except -1:
     if send.order != recv.order and send.order != ORDER_BOTH and recv.order != ORDER_BOTH:
         raise LayoutError(
-            f"{text(verb)}: x is in {order(send)} order and out in {order(recv)} order; "
-            f"the elements would end up transposed; use the same order for both"
+            f"{text(verb)}: {text(names.x)} is in {order(send)} order and {text(names.out)} in "
+            f"{order(recv)} order; the elements would end up transposed; use the same order for both"
         )
     return 0
 
 
 cdef inline size_t block_count(const Spec *spec, const Place *at, const BufferView *send,
-                               const BufferView *recv) except? 0:
+                               const BufferView *recv, const Names *names) except? 0:
     """Elements of one block, after both sizes were found to fit."""
     cdef size_t n = <size_t>at.nranks
     cdef size_t block, rest
     if (send is not NULL and spec.send_blocks and send.order == ORDER_F or
             recv is not NULL and spec.recv_blocks and recv.order == ORDER_F):
         raise LayoutError(
-            f"{text(spec.verb)}: {'x' if spec.send_blocks and send is not NULL else 'out'} is in "
+            f"{text(spec.verb)}: "
+            f"{text(names.x if spec.send_blocks and send is not NULL else names.out)} is in "
             f"Fortran order, so that the block of a rank is not contiguous; use a C-ordered array"
         )
     if send is not NULL:
@@ -224,7 +245,7 @@ cdef inline size_t block_count(const Spec *spec, const Place *at, const BufferVi
             block = send.count // n
             if send.count % n:
                 raise ValueError(
-                    f"{text(spec.verb)}: x has {send.count} elements, which is not a multiple of "
+                    f"{text(spec.verb)}: {text(names.x)} has {send.count} elements, not a multiple of "
                     f"nranks={n}; it must hold one block per rank"
                 )
     else:
@@ -236,24 +257,25 @@ cdef inline size_t block_count(const Spec *spec, const Place *at, const BufferVi
         rest = recv.count % n
         if rest or recv.count // n != block:
             raise ValueError(
-                f"{text(spec.verb)}: out has {recv.count} elements, expected "
+                f"{text(spec.verb)}: {text(names.out)} has {recv.count} elements, expected "
                 f"{<object>block * <object>n}: nranks={n} blocks of {block}"
             )
     elif recv.count != block:
         raise ValueError(
-            f"{text(spec.verb)}: out has {recv.count} elements, expected {block}"
-            + (f": x has {send.count} for nranks={n}" if spec.send_blocks else ", as many as x")
+            f"{text(spec.verb)}: {text(names.out)} has {recv.count} elements, expected {block}"
+            + (f": {text(names.x)} has {send.count} for nranks={n}" if spec.send_blocks else
+               f", as many as {text(names.x)}")
         )
     return block
 
 
 cdef inline int number(Call *call, const Spec *spec, const Place *at, const BufferView *v,
-                       size_t block, object op) except -1:
+                       size_t block, object op, const Names *names) except -1:
     """Say dtype, count and operator in NCCL's numbers."""
     cdef const ElemType *elem = v.elem
     call.op = OP_SUM
     if spec.reduces:
-        call.op = op_of(spec, at, v, op)
+        call.op = op_of(spec, at, v, op, names)
     if elem.nccl >= 0 and (elem.nccl < NCCL_FP8 or at.version >= NCCL_FP8_SINCE):
         call.dtype = elem.nccl
         call.count = block * <size_t>elem.width
@@ -268,7 +290,8 @@ cdef inline int number(Call *call, const Spec *spec, const Place *at, const Buff
     return 0
 
 
-cdef int op_of(const Spec *spec, const Place *at, const BufferView *v, object op) except -1:
+cdef int op_of(const Spec *spec, const Place *at, const BufferView *v, object op,
+               const Names *names) except -1:
     """NCCL's number for `op` on this dtype, or an error if the two do not go together."""
     cdef int code
     cdef UserOp user
@@ -295,7 +318,7 @@ cdef int op_of(const Spec *spec, const Place *at, const BufferView *v, object op
         if user.elem != elem:
             raise TypeError(
                 f"{text(spec.verb)}: op was made for {text(user.elem.name)}, "
-                f"and x is {element(v)}"
+                f"and {text(names.x)} is {element(v)}"
             )
         return user.code
     else:
@@ -348,7 +371,7 @@ cdef int builtin_op(const Spec *spec, object op) except -1:
 
 
 cdef inline int apart(const Spec *spec, const Place *at, const BufferView *send,
-                      const BufferView *recv, size_t nbytes) except -1:
+                      const BufferView *recv, size_t nbytes, const Names *names) except -1:
     """Refuse input and output that overlap in any way but the row's in-place form."""
     cdef uintptr_t s = <uintptr_t>send.ptr
     cdef uintptr_t r = <uintptr_t>recv.ptr
@@ -366,18 +389,20 @@ cdef inline int apart(const Spec *spec, const Place *at, const BufferView *send,
     elif spec.in_place == SAME:
         right = "use separate arrays, or the same memory for both"
     elif spec.in_place == IN_RECV:
-        right = f"use separate arrays, or let x be out[{at.rank}], this rank's block"
+        right = (f"use separate arrays, or let {text(names.x)} be {text(names.out)}[{at.rank}], "
+                 f"this rank's block")
     else:
-        right = f"use separate arrays, or let out be x[{at.rank}], this rank's block"
+        right = (f"use separate arrays, or let {text(names.out)} be {text(names.x)}[{at.rank}], "
+                 f"this rank's block")
     raise ValueError(
-        f"{text(spec.verb)}: x ({send.nbytes} bytes at {s:#x}) and out ({recv.nbytes} bytes at "
-        f"{r:#x}) overlap; {right}"
+        f"{text(spec.verb)}: {text(names.x)} ({send.nbytes} bytes at {s:#x}) and "
+        f"{text(names.out)} ({recv.nbytes} bytes at {r:#x}) overlap; {right}"
     )
 
 
 cdef int separate(const char *verb, const BufferView *x, const BufferView *out) except -1:
     """What send_recv asks of its two arrays: one memory order, and no overlap."""
-    same_order(verb, x, out)
+    same_order(verb, x, out, &METHOD)
     if (x.nbytes and out.nbytes and x.ptr < out.ptr + out.nbytes and
             out.ptr < x.ptr + x.nbytes):
         raise ValueError(

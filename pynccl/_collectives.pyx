@@ -148,7 +148,8 @@ cdef class Collectives(CommBase):
         Returns
         -------
         array
-            `x`, or `out` where it was given.
+            `x`, or `out` where it was given.  JAX arrays never change: `x` then only says what is
+            received, and the result is a new array.
 
         Raises
         ------

@@ -25,6 +25,10 @@ class Communicator(Collectives):
         timeout: _Seconds = None,
         library: _Choice = "auto",
     ) -> None: ...
+    @classmethod
+    def from_handle(
+        cls, handle: int, *, timeout: _Seconds = None, library: _Choice = "auto"
+    ) -> Communicator: ...
     @property
     def rank(self) -> int: ...
     @property

@@ -8,7 +8,7 @@ while open gives a warning; at exit the exit hook ends what is left, within a li
 from libc.stdint cimport uintptr_t
 from libc.string cimport memcpy
 
-from pynccl._device cimport current_device, use_device
+from pynccl._device cimport current_device, enter_device, leave_device
 from pynccl._call cimport UserOp
 from pynccl._end cimport abort_all, orphan
 from pynccl._nccl cimport (
@@ -21,6 +21,7 @@ from pynccl._nccl cimport (
     NCCL_SPLIT_NOCOLOR,
     failure,
     forks,
+    ncclComm_t,
     load,
     ncclInProgress,
     ncclInvalidUsage,
@@ -182,11 +183,12 @@ cdef class Communicator(Collectives):
     cdef ncclResult_t create(self) except *:
         cdef ncclResult_t result
         cdef const ncclUniqueId *uid = &self.uid
+        cdef bint elsewhere = not self.at.host and self.device_index >= 0
+        cdef void *before = NULL
         if self.at.host:
             self.api.pyncclHostSetInitTimeout(self.patience)
-        elif self.device_index >= 0:
-            if use_device(self.device_index) != 0:
-                raise ValueError(f"Communicator: device {self.device_index} cannot be made current")
+        elif elsewhere and enter_device(self.device_index, &before) != 0:
+            raise ValueError(f"Communicator: device {self.device_index} cannot be made current")
         if self.parent is not None:
             self.parent.busy += 1
         with nogil:
@@ -199,6 +201,8 @@ cdef class Communicator(Collectives):
                     &self.handle, self.at.nranks, uid[0], self.at.rank, &self.config)
             else:
                 result = self.api.ncclCommInitRank(&self.handle, self.at.nranks, uid[0], self.at.rank)
+            if elsewhere:
+                leave_device(before)
         if self.parent is not None:
             self.parent.busy -= 1
         return result
@@ -230,6 +234,61 @@ cdef class Communicator(Collectives):
         _watch_exit()
         return 0
 
+    @classmethod
+    def from_handle(cls, handle, *, timeout=None, library="auto"):
+        """Use a communicator that other code has created, and will destroy.
+
+        Parameters
+        ----------
+        handle : int
+            Address of the ``ncclComm_t``; it must stay valid until this object is closed.
+        timeout : float or timedelta, optional
+            As for `Communicator`; seconds that a wait may take.
+        library : {"auto", "nccl", "host"} or path, default: "auto"
+            The library that created it; on the wrong one the process may crash.
+
+        Returns
+        -------
+        Communicator
+            Its `close` and `abort` forget the handle and leave the communicator as it is.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `handle` is not an address.
+        NCCLError
+            The library does not know the handle.
+
+        Notes
+        -----
+        C functions: ``ncclCommCount``, ``ncclCommUserRank``, ``ncclCommCuDevice``, NCCL 2.0.
+
+        Examples
+        --------
+        >>> import pynccl
+        >>> with pynccl.Communicator(1, pynccl.unique_id("host"), 0) as comm:
+        ...     pynccl.Communicator.from_handle(comm.handle, library="host").nranks
+        1
+        """
+        cdef Communicator comm
+        if isinstance(handle, bool) or not hasattr(handle, "__index__"):
+            raise TypeError(f"from_handle: handle must be an int, not {type(handle).__name__!r}")
+        handle = operator.index(handle)
+        if not 0 < handle < 2**64:
+            raise ValueError(f"from_handle: {handle:#x} is not an address")
+        comm = cls.__new__(cls)
+        comm.patience = _config.timeout(timeout)
+        comm.library = load(library)
+        comm.api = comm.library.api
+        comm.at.host = comm.library.kind == "host"
+        comm.at.version = comm.library.version
+        comm.nonblocking = not comm.at.host     # it may be; a blocking one is never in progress
+        comm.foreign = True
+        comm.handle = <ncclComm_t><uintptr_t>handle
+        comm.read_back()
+        comm.state = OPEN
+        return comm
+
     cdef int give_up(self) except -1:
         abort_all([orphan(self.library, self.handle, NULL, -1)], EXIT_SECONDS)
         self.handle = NULL
@@ -243,7 +302,7 @@ cdef class Communicator(Collectives):
             result = self.api.ncclCommUserRank(self.handle, &rank)
         if result == ncclSuccess:
             result = self.api.ncclCommCuDevice(self.handle, &device)
-        if result == ncclSuccess and self.at.host:
+        if result == ncclSuccess and self.at.host and not self.foreign:
             result = self.api.pyncclHostSetTimeout(self.handle, self.patience)
         if result != ncclSuccess:
             raise failure(result, b"ncclCommCount", self.api, self.handle, self.at.rank)
@@ -393,7 +452,9 @@ cdef class Communicator(Collectives):
         self.destroy_retired()
         self.state = CLOSED         # before any Python code runs, and with it perhaps another thread
         self.leave()
-        if self.at.host:
+        if self.foreign:
+            result = ncclSuccess
+        elif self.at.host:
             with nogil:
                 result = self.api.ncclCommDestroy(self.handle)
         elif not orphan(self.library, self.handle, self.token, self.at.device).destroy(
@@ -428,8 +489,10 @@ cdef class Communicator(Collectives):
             return
         self.state = ABORTED
         self.leave()
-        with nogil:
-            result = self.api.ncclCommAbort(self.handle)
+        result = ncclSuccess
+        if not self.foreign:
+            with nogil:
+                result = self.api.ncclCommAbort(self.handle)
         self.handle = NULL
         if result != ncclSuccess:
             raise failure(result, b"ncclCommAbort", self.api, NULL, self.at.rank)
@@ -459,7 +522,7 @@ cdef class Communicator(Collectives):
                 value.add_note(f"The communicator's abort failed: {error}")
 
     def __del__(self):
-        if self.state != OPEN or self.born != forks():
+        if self.state != OPEN or self.born != forks() or self.foreign:
             return
         rank, nranks = self.at.rank, self.at.nranks
         self.leave()

@@ -40,6 +40,11 @@ cdef int use_device(int device) noexcept nogil:
     return cuda_set_device(device)
 
 
+def make_current(device):
+    """Make a device current in the calling thread, for good."""
+    check(cuda_set_device(device), "cuCtxSetCurrent")
+
+
 cdef int enter_device(int device, void **saved) noexcept nogil:
     """Make a device current until leave_device; 0, or the driver's code."""
     return cuda_device_enter(device, saved)

@@ -7,39 +7,28 @@ the moment that the struct is ours, a `Tensor` holds it.  No state beside.
 cimport cython
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_CheckExact, PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
-from libc.stdint cimport int32_t, uint32_t, uint64_t, uintptr_t
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport uintptr_t
 
-from pynccl._elem cimport OPAQUE, Found, copy_name, elem_named
-from pynccl._view cimport Ask, who
+from pynccl._device cimport pointer_device
+from pynccl._elem cimport OPAQUE, Found, copy_name, elem_by_kind, elem_named
+from pynccl._view cimport MAX_AXES, Ask, BufferView, Raw, of_jax, settle, who
+
+cdef extern from *:
+    """
+    #define mul_overflows(a, b, to) __builtin_mul_overflow(a, b, to)
+    """
+    bint mul_overflows(Py_ssize_t, Py_ssize_t, Py_ssize_t *) noexcept
+    const Py_ssize_t PY_SSIZE_T_MAX
 
 cdef enum:
     MAJOR = 1                   # the only layout there is
     READ_ONLY = 1               # bit of DLManagedTensorVersioned.flags
 
-cdef struct DLVersion:
-    uint32_t major
-    uint32_t minor
-
 cdef struct Managed:            # DLManagedTensor, capsules named "dltensor"
     DLTensor tensor
     void *context
     void (*deleter)(Managed *self) noexcept
-
-cdef struct ManagedVersioned:   # DLManagedTensorVersioned, capsules named "dltensor_versioned"
-    DLVersion version
-    void *context
-    void (*deleter)(ManagedVersioned *self) noexcept
-    uint64_t flags
-    DLTensor tensor
-
-cdef struct Exchange:           # DLPackExchangeAPI, capsules named "dlpack_exchange_api"
-    DLVersion version
-    Exchange *previous          # an older table, for consumers that do not know this one's layout
-    void *allocator
-    int (*export)(PyObject *obj, ManagedVersioned **out) except -1
-    void *to_object
-    void *borrow
-    int (*current_stream)(int32_t type, int32_t id, void **out) except -1
 
 cdef dict DEVICES = {
     1: "CPU", 2: "CUDA", 3: "pinned CUDA host", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 9: "VPI", 10: "ROCm",
@@ -93,17 +82,23 @@ cdef Tensor own(void *managed, bint versioned, const Ask *ask):
     return t
 
 
+cdef Exchange *table_of(PyObject *capsule) except? NULL:
+    """The table that a type's attribute holds, in the version that we know; NULL if there is none."""
+    cdef Exchange *api
+    if not PyCapsule_IsValid(<object>capsule, b"dlpack_exchange_api"):
+        return NULL
+    api = <Exchange *>PyCapsule_GetPointer(<object>capsule, b"dlpack_exchange_api")
+    while api != NULL and api.version.major != MAJOR:
+        api = api.previous
+    return api
+
+
 cdef Tensor tensor_of_table(object obj, PyObject *table, const Ask *ask):
     """Export through the C table that `obj`'s type offers; None if the table is none that we know."""
-    cdef Exchange *api
+    cdef Exchange *api = table_of(table)
     cdef ManagedVersioned *managed = NULL
     cdef void *stream = NULL
     cdef Tensor t
-    if not PyCapsule_IsValid(<object>table, b"dlpack_exchange_api"):
-        return None
-    api = <Exchange *>PyCapsule_GetPointer(<object>table, b"dlpack_exchange_api")
-    while api != NULL and api.version.major != MAJOR:
-        api = api.previous
     if api == NULL or api.export == NULL:
         return None
     # The table also has a cheaper, borrowing export, but that one does not say whether the data is read-only.
@@ -158,10 +153,53 @@ cdef Tensor tensor_of_capsule(object obj, object export, const Ask *ask):
             f"{who(ask)}: its __dlpack__ returned a capsule that was used before, or that holds no tensor"
         )
     t = own(managed, versioned, ask)
+    # A capsule of the old kind has no flag for it.
+    t.readonly = t.readonly or of_jax(obj)
     if "stream" in arguments:
         t.stream = 1
         t.has_stream = True
     return t
+
+
+cdef int view_tensor(Tensor t, BufferView *out, const Ask *ask) except -1:
+    """Read a managed tensor; the view keeps it.  1, or 0 if there is none to read."""
+    if t is None:
+        return 0
+    read_tensor(t.tensor, t.readonly, out, ask)
+    out.has_stream = t.has_stream
+    out.stream = t.stream
+    Py_INCREF(t)
+    out.owner = <PyObject *>t
+    return 1
+
+
+cdef int read_tensor(DLTensor *dl, bint readonly, BufferView *out, const Ask *ask) except -1:
+    """Read what a tensor says of itself; nothing of it is needed afterwards."""
+    cdef Py_ssize_t shape[MAX_AXES]
+    cdef Py_ssize_t strides[MAX_AXES]
+    cdef Raw raw
+    cdef int i
+    if not 0 <= dl.ndim <= MAX_AXES:
+        raise ValueError(f"{who(ask)}: its DLPack tensor has {dl.ndim} axes; 0 to {MAX_AXES} are possible")
+    if dl.ndim and dl.shape == NULL:
+        raise ValueError(f"{who(ask)}: its DLPack tensor has {dl.ndim} axes but no shape")
+    read_dltype(dl.dtype, &raw.found, out.type_name, ask)
+    raw.ndim = dl.ndim
+    raw.shape = shape
+    raw.strides = strides if dl.strides != NULL else NULL
+    for i in range(dl.ndim):
+        shape[i] = dl.shape[i]
+        # What does not fit is the stride of no contiguous array.
+        if dl.strides != NULL and mul_overflows(dl.strides[i], <Py_ssize_t>raw.found.itemsize, &strides[i]):
+            strides[i] = PY_SSIZE_T_MAX
+    raw.ptr = <char *>dl.data + dl.byte_offset if dl.data != NULL else NULL
+    raw.readonly = readonly
+    settle(&raw, out, ask)
+    if dl.device.type == DL_CUDA:
+        out.device = dl.device.id
+    elif dl.device.type == DL_CUDA_MANAGED and out.count:
+        out.device = pointer_device(out.ptr)
+    return 0
 
 
 cdef int refuse_device(int where, const Ask *ask) except -1:
@@ -181,6 +219,10 @@ cdef int read_dltype(DLDataType dtype, Found *out, char *name, const Ask *ask) e
     out.vague = False
     out.itemsize = <size_t>(bits // 8)
     out.elem = NULL
+    if dtype.code < 3 and dtype.lanes == 1 and bits % 8 == 0:
+        out.elem = elem_by_kind(b"iuf"[dtype.code], out.itemsize)
+        if out.elem != NULL:
+            return 0
     if dtype.code == 3:
         raise TypeError(f"{who(ask)} has elements that are handles, not data")
     if bits % 8 or bits == 0:

@@ -11,6 +11,7 @@ cdef class Group(Recorder):
     cdef list held              # arrays, owners of memory and ops of the steps
     cdef list comms             # communicators of the steps, each once
     cdef list creations         # communicators to be created
+    cdef list gates             # of communicators that threads share, each once
     cdef Library library
     cdef Recorder outer
     cdef bint at_end            # run when the block ends
@@ -26,6 +27,7 @@ cdef class Group(Recorder):
     cdef int join(self, Library library, const char *verb) except -1
     cdef int append(self, Group plan) except -1
     cdef int launch(self) except -1
+    cdef int launch_now(self) except -1
     cdef bint replay(self) except -1
     cdef int claim(self) except -1
     cdef void occupy(self, int by) noexcept

@@ -1,7 +1,11 @@
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Literal, final
+from typing import Literal, ParamSpec, TypeVar, final
 
 from ._nccl import Recorder
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 @final
 class Group(Recorder):
@@ -17,4 +21,6 @@ class Group(Recorder):
     def __call__(self) -> None: ...
     def simulate(self) -> float: ...
 
+def outside(function: Callable[_P, _R], /, *args: _P.args, **words: _P.kwargs) -> _R: ...
+def share(comms: Iterable[object], gate: object) -> None: ...
 def group(*, run: bool = True) -> Group: ...

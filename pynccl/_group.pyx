@@ -11,7 +11,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 
-from pynccl._buffer cimport BufferView
+from pynccl._buffer cimport BufferView, keep
 from pynccl._call cimport Call
 from pynccl._nccl cimport (
     CommBase,
@@ -75,6 +75,7 @@ cdef class Group(Recorder):
         self.held = []
         self.comms = []
         self.creations = []
+        self.gates = []
 
     def __init__(self, *, run=True):
         self.at_end = run
@@ -124,7 +125,7 @@ cdef class Group(Recorder):
             self.drop()
             return False
         self.built = True
-        if len(self.comms) == 1 and not self.creations and not self.waits:
+        if len(self.comms) == 1 and not self.creations and not self.waits and not self.gates:
             self.only = self.comms[0]
         if not self.at_end:
             return False
@@ -209,10 +210,12 @@ cdef class Group(Recorder):
         self.count += 1
         self.waits = self.waits or call.n_after > 0
         self.held.append((x, out, op, comm,
-                          None if views[0].owner is NULL else <object>views[0].owner,
-                          None if views[1].owner is NULL else <object>views[1].owner))
+                          keep(x) if views[0].owner is NULL else <object>views[0].owner,
+                          keep(out) if views[1].owner is NULL else <object>views[1].owner))
         if comm not in self.comms:
             self.comms.append(comm)
+            if comm.gate is not None and comm.gate not in self.gates:
+                self.gates.append(comm.gate)
         return 0
 
     cdef int record_creation(self, CommBase comm, CommBase parent) except -1:
@@ -248,6 +251,9 @@ cdef class Group(Recorder):
         for comm in plan.comms:
             if comm not in self.comms:
                 self.comms.append(comm)
+        for gate in plan.gates:
+            if gate not in self.gates:
+                self.gates.append(gate)
         return 0
 
     cdef int grow(self, Py_ssize_t more) except -1:
@@ -270,6 +276,7 @@ cdef class Group(Recorder):
             (<CommBase>comm).created(ncclInProgress)
         self.creations = []
         self.comms = []
+        self.gates = []
         self.held = []
         return 0
 
@@ -304,6 +311,24 @@ cdef class Group(Recorder):
         return True
 
     cdef int launch(self) except -1:
+        if not self.gates:
+            return self.launch_now()
+        # One order for all threads, so that none waits for another in a circle.
+        self.gates.sort(key=id)
+        entered = []
+        well = False
+        try:
+            for gate in self.gates:
+                gate.enter()
+                entered.append(gate)
+            self.launch_now()
+            well = True
+        finally:
+            for gate in entered:
+                gate.leave(well)
+        return 0
+
+    cdef int launch_now(self) except -1:
         cdef const nccl_api *api
         cdef const Step *steps = self.steps
         cdef ncclResult_t result
@@ -390,6 +415,22 @@ cdef void use_vectorcall() except *:
 
 
 use_vectorcall()
+
+
+def outside(function, /, *args, **words):
+    """Call a function as if no group were open on this thread."""
+    cdef Recorder group = recorder()
+    set_recorder(None)
+    try:
+        return function(*args, **words)
+    finally:
+        set_recorder(group)
+
+
+def share(comms, gate):
+    """Let threads share communicators: a group takes the gate (``enter``, ``leave(well)``) to launch on them."""
+    for comm in comms:
+        (<CommBase>comm).gate = gate
 
 
 def group(*, run=True):

@@ -7,6 +7,7 @@ import os
 
 from . import _config
 from ._comm import Communicator
+from ._device import make_current
 from ._group import group
 from ._uid import UniqueId, unique_id
 from .enums import Result
@@ -142,4 +143,6 @@ def init(
     # A library that was only a default on this rank gives way to what rank 0 found.
     if library is None or library == "auto":
         library = uid.kind
+    if uid.kind == "nccl":
+        make_current(local_rank)
     return Communicator(nranks, uid, rank, device=local_rank, timeout=timeout, library=library)

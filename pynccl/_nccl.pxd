@@ -1,17 +1,27 @@
-# NCCL as Cython sees it, and the classes that other Cython code may cimport.
+# NCCL as Cython sees it, and the classes that other Cython code may cimport; docs/cython.md is the guide.
+#
+# Meant for outside code, and kept source-compatible:
+#
+#   here             NCCL's types and constants; CommBase with `api` (NCCL's functions by their own names),
+#                    `at` (rank, nranks, device, host) and `library`; begin_call, end_call, reaches
+#   pynccl._buffer   view, release, Ask, BufferView; Buffer with `view`; ElemType with `nccl`, `width`, `kind`
+#
+# The rest is the package's own.  NCCL's functions are fields of a table: nothing is linked against a library,
+# and the same code calls NCCL or the host library, without the GIL:
+#
+#     handle = begin_call(comm, b"my_sum")
+#     with nogil:
+#         result = comm.api.ncclAllReduce(x, y, count, ncclFloat32, ncclSum, handle, stream)
+#     end_call(comm, result, b"ncclAllReduce")
 #
 # Every function pointer is `noexcept nogil`; a test compares this list with nccl_abi.h.
-# Outside code calls the library without the GIL through a communicator it was given:
-#
-#     from pynccl._nccl cimport CommBase
-#     comm.api.ncclAllReduce(send, recv, count, ncclFloat32, ncclSum, comm.handle, stream)
 
 from libc.stdint cimport (
     int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t,
 )
 
 from pynccl._buffer cimport BufferView
-from pynccl._call cimport Call, Kind, Place, UserOp
+from pynccl._call cimport Call, Kind, Place, Spec, UserOp
 
 
 cdef extern from "nccl_abi.h" nogil:
@@ -321,6 +331,8 @@ cdef class CommBase:
     cdef int busy                   # calls that are inside the library now
     cdef double patience            # seconds that a wait may take
     cdef bint nonblocking
+    cdef bint foreign               # the handle is other code's, which will destroy it
+    cdef object gate                # held by whoever is in a call, where threads share it; else None
     cdef void *token                # the barrier's own element, on the device
     cdef unsigned char host_token   # the same for the host library
     cdef readonly Library library
@@ -334,7 +346,7 @@ cdef class CommBase:
     cdef object exchange(self, object x, object dest, object out, object source,
                          object stream, object dtype)
     cdef int meet(self, object stream) except -1
-    cdef object output(self, Kind kind, object x, object root, object dtype)
+    cdef object output(self, Kind kind, object x, object root)
     cdef int wait(self, const char *function) except -1
     cdef int settle(self, ncclResult_t result, const char *function) except -1
     cdef ncclResult_t create(self) except *
@@ -363,9 +375,41 @@ cdef ncclResult_t dispatch(const nccl_api *api, ncclComm_t comm, const Place *at
 cdef ncclResult_t run_steps(const nccl_api *api, const Step *steps, Py_ssize_t count,
                             Py_ssize_t *failed) noexcept nogil
 cdef bint went(ncclResult_t result) noexcept nogil
+cdef object new_result(const Spec *spec, const Place *at, object x, const char *arg)
 cdef int order_call(const Call *call) except -1
 cdef Exception failure(ncclResult_t result, const char *function, const nccl_api *api,
                        ncclComm_t comm, object rank)
 cdef int interrupted() except -1
 cdef unsigned int forks() noexcept nogil
 cdef Library load(object choice)
+
+
+# ---- for outside code, which makes its own C calls -----------------------------------------------
+
+cdef inline ncclComm_t begin_call(CommBase comm, const char *verb) except NULL:
+    """Occupy a communicator for C calls of one's own; `end_call` must follow, whatever they return.
+
+    Raises where a method would: it is closed, of before a fork, or inside another thread's call.  A call
+    made at once would overtake what an open group has recorded, so that this is refused, too.
+    """
+    comm.ready(verb)
+    if recorder() is not None:
+        raise ValueError(f"{verb.decode()}: a group is open, whose calls run at its end; call it after")
+    comm.busy += 1
+    return comm.handle
+
+
+cdef inline int end_call(CommBase comm, ncclResult_t result, const char *function) except -1:
+    """Release it, and raise the exception of a result that is not success.
+
+    Where a nonblocking communicator has answered ncclInProgress, this waits until it is done.
+    """
+    comm.busy -= 1
+    if result != ncclSuccess:
+        comm.settle(result, function)
+    return 0
+
+
+cdef inline bint reaches(CommBase comm, const BufferView *v) noexcept:
+    """Whether the communicator's library can read this memory: on its GPU, or on the host library the host's."""
+    return v.nbytes == 0 or (v.device < 0 if comm.at.host else v.device == comm.at.device)

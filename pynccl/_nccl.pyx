@@ -9,30 +9,11 @@ from cpython.exc cimport PyErr_CheckSignals, PyErr_Occurred
 from cpython.object cimport PyObject
 from libc.string cimport memset
 
-from pynccl._buffer cimport ORDER_F, Ask, Buffer, BufferView, order_streams, release, view
+from pynccl._buffer cimport ORDER_F, Ask, Buffer, BufferView, of_jax, order_streams, release, view
 from pynccl._device cimport sync_stream
 from pynccl._call cimport (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    BROADCAST,
-    GATHER,
-    RECV,
-    RECV_FROM,
-    REDUCE,
-    REDUCE_SCATTER,
-    SCATTER,
-    SEND,
-    SEND_TO,
-    Call,
-    Kind,
-    Place,
-    Spec,
-    bind,
-    separate,
-    spec_of,
-    stream_handle,
-    wants,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, GATHER, RECV, RECV_FROM, REDUCE, REDUCE_SCATTER,
+    SCATTER, SEND, SEND_TO, Call, Kind, Place, Spec, bind, separate, spec_of, stream_handle, wants,
 )
 
 import os
@@ -370,6 +351,23 @@ cdef ncclResult_t run_steps(const nccl_api *api, const Step *steps, Py_ssize_t c
     return api.ncclGroupEnd()
 
 
+cdef object new_result(const Spec *spec, const Place *at, object x, const char *arg):
+    """Allocate a result for the input `x`, which messages call `arg`."""
+    cdef Ask ask = Ask(spec.verb, arg, False, not at.host, NULL)
+    cdef BufferView v
+    # Look at x first: a wrong x deserves its own message, not the allocator's.
+    v.owner = NULL
+    view(x, &v, &ask)
+    release(&v)
+    if v.order == ORDER_F and (spec.send_blocks or spec.recv_blocks):
+        raise LayoutError(
+            f"{spec.verb.decode()}: {arg.decode()} is in Fortran order, where the block of a rank is not "
+            f"contiguous; pass a C-ordered copy, or a flat out to have the memory as it is"
+        )
+    return _alloc.result(spec.verb.decode(), x, at.nranks, spec.send_blocks, spec.recv_blocks, v.device,
+                         pynccl_open() is not NULL)
+
+
 cdef int order_call(const Call *call) except -1:
     """Let the call's stream wait for what the arrays' producers have queued by now."""
     cdef int i
@@ -420,9 +418,10 @@ cdef class CommBase:
         """Check one call, then make it or hand it to the open group."""
         cdef BufferView[2] views
         cdef Call call
+        cdef bint made = out is None
         self.ready(spec_of(kind).verb)
-        if out is None:
-            out = self.output(kind, x, root, dtype)
+        if made:
+            out = self.output(kind, x, root)
             if dtype is None and type(x) is Buffer:
                 dtype = (<Buffer>x).said    # the result is like the array, which says too little
         views[0].owner = NULL
@@ -436,6 +435,8 @@ cdef class CommBase:
         finally:
             release(&views[0])
             release(&views[1])
+        if made and type(x) is not type(out):
+            out = _alloc.finished(x, out)
         return out if call.receives else None
 
     cdef int issue(self, const Call *call) except -1:
@@ -459,10 +460,11 @@ cdef class CommBase:
         cdef Step[2] steps
         cdef ncclResult_t result
         cdef Py_ssize_t failed = -1
+        cdef bint made = out is None
         cdef int i
         self.ready(b"send_recv")
-        if out is None:
-            out = self.output(SEND_TO, x, dest, dtype)
+        if made:
+            out = self.output(SEND_TO, x, dest)
             if dtype is None and type(x) is Buffer:
                 dtype = (<Buffer>x).said
         for i in range(4):
@@ -494,7 +496,7 @@ cdef class CommBase:
         finally:
             for i in range(4):
                 release(&views[i])
-        return out
+        return _alloc.finished(x, out) if made else out
 
     cdef int meet(self, object stream) except -1:
         """The barrier: an all-reduce of one element of the communicator's own."""
@@ -524,40 +526,23 @@ cdef class CommBase:
             sync_stream(<uintptr_t>call.stream)
         return 0
 
-    cdef object output(self, Kind kind, object x, object root, object dtype):
+    cdef object output(self, Kind kind, object x, object root):
         """Allocate the result of a call that was given none; None where this rank has none."""
         cdef const Spec *spec = spec_of(kind)
         cdef bint send, recv
-        cdef BufferView v
-        cdef Ask ask
         wants(kind, &self.at, root, &send, &recv)
-        if kind == BROADCAST:
+        if kind == BROADCAST and not of_jax(x):
             return x            # in place, as everybody expects of a broadcast
         if not recv and kind != SEND_TO:
             return None
-        if not send:
+        if not send and kind != BROADCAST:
             raise ValueError(
                 f"{spec.verb.decode()}: out is needed on rank {self.at.rank}: "
                 f"only the root knows what it sends"
                 if kind == SCATTER else
                 f"{spec.verb.decode()}: out is needed, it receives the data"
             )
-        # Look at x first: a wrong x deserves its own message, not the allocator's.
-        ask.verb = spec.verb
-        ask.arg = "x"
-        ask.writable = False
-        ask.on_device = not self.at.host
-        ask.as_elem = NULL
-        v.owner = NULL
-        view(x, &v, &ask)
-        release(&v)
-        if v.order == ORDER_F and (spec.send_blocks or spec.recv_blocks):
-            raise LayoutError(
-                f"{spec.verb.decode()}: x is in Fortran order, where the block of a rank is not "
-                f"contiguous; pass a C-ordered copy, or a flat out to have the memory as it is"
-            )
-        return _alloc.result(spec.verb.decode(), x, self.at.nranks, spec.send_blocks,
-                             spec.recv_blocks)
+        return new_result(spec, &self.at, x, b"x")
 
     cdef int settle(self, ncclResult_t result, const char *function) except -1:
         """Raise for a result that is not success; wait where a nonblocking call is under way."""

@@ -11,7 +11,10 @@ cdef extern from *:
     #if PY_VERSION_HEX < 0x030D0000     /* public, under this name, since 3.13 */
     #define PyObject_GetOptionalAttr _PyObject_LookupAttr
     #endif
+    #define pynccl_of_jax(obj) (strncmp(Py_TYPE(obj)->tp_name, "jaxlib.", 7) == 0)
     """
+    # Whether this is an array of JAX, which never changes: calls cannot work on it in place.
+    bint of_jax "pynccl_of_jax"(object) noexcept
     # 1 and a new reference, or 0 where there is no such attribute: AttributeError is never made to be thrown away.
     int PyObject_GetOptionalAttr(object, object, PyObject **) except -1
 

@@ -95,3 +95,11 @@ def device_process():
     worker = Worker(env=environment(PYNCCL_LIBCUDA=str(build_cuda_stub()), PYNCCL_LIBRARY=None))
     yield worker
     worker.kill()
+
+
+@pytest.fixture(scope="session")
+def library_process():
+    """The process in which tests import Torch and JAX, whose threads and warnings the test run is spared."""
+    worker = Worker(env=environment(PYNCCL_LIBRARY="host", PYNCCL_TIMEOUT="30"))
+    yield worker
+    worker.kill()

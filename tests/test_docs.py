@@ -4,6 +4,7 @@ A ``python`` block runs on its own. A comment before a block says what else it i
 
 - ``<!-- file: NAME -->``: the block is a file that later blocks of the document use;
 - ``<!-- unordered -->``: the lines of the output may come in any order (ranks print when they like);
+- ``<!-- needs: PACKAGE -->``: the block uses a package that is in no extra; without it, it is skipped;
 - ``<!-- not run: REASON -->``: shown only.
 
 In a ``console`` block a line that starts with ``$`` is run, and what follows must be its output; ``...``
@@ -13,21 +14,28 @@ stands for anything, as in doctest.
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import inspect
 import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import pynccl
+import pynccl.multi
+from helpers.documents import Block, blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md")]
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "bench").glob("*.md"),
+        *(ROOT / "examples").glob("*.md"),
+    ]
 )
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -35,46 +43,11 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 REASONS = {
     "installs from the network",
     "needs a GPU",
+    "another test builds it",
     "other libraries' code",
     "runs for minutes",
     "a sketch",
 }
-
-
-@dataclass
-class Block:
-    """One fenced block."""
-
-    document: Path
-    line: int
-    language: str
-    text: str
-    directives: dict[str, str]
-
-    @property
-    def id(self) -> str:
-        return f"{self.document.relative_to(ROOT)}:{self.line}"
-
-
-def blocks(document: Path) -> list[Block]:
-    found = []
-    directives: dict[str, str] = {}
-    language, start, body = "", 0, []
-    for number, line in enumerate(document.read_text().splitlines(), 1):
-        if language:
-            if line.strip() == "```":
-                found.append(Block(document, start, language, "\n".join(body) + "\n", directives))
-                language, body, directives = "", [], {}
-            else:
-                body.append(line)
-        elif match := re.fullmatch(r"\s*```(\w+)", line):
-            language, start = match.group(1), number
-        elif match := re.fullmatch(r"<!-- ([\w ]+?)(?:: (.*))? -->", line.strip()):
-            directives[match.group(1)] = match.group(2) or ""
-        elif line.strip():
-            directives = {}
-    assert not language, f"{document}: a block is not closed"
-    return found
 
 
 ALL = [block for document in DOCUMENTS for block in blocks(document)]
@@ -124,6 +97,9 @@ def test_every_block_says_its_language_and_no_block_is_left_out_without_reason()
     ids=lambda b: b.id,
 )
 def test_python_block_runs(block, tmp_path):
+    package = block.directives.get("needs")
+    if package and importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package}, which is in no extra")
     lay_files(block, tmp_path)
     script = tmp_path / "block.py"
     script.write_text(block.text)
@@ -168,16 +144,30 @@ def test_files_named_in_the_documents_exist():
         if document.name == "CHANGELOG.md" or "decisions" in document.parts:
             continue
         text = re.sub(r"```(?s:.*?)```", "", document.read_text())
-        for name in re.findall(r"`((?:pynccl|tests|docs|bench|\.ci)/[\w./-]+)`", text):
+        for name in re.findall(r"`((?:pynccl|tests|docs|bench|examples|\.ci)/[\w./-]+)`", text):
             if not (ROOT / name).exists():
                 missing.append(f"{document.name}: {name}")
     assert not missing
 
 
+def test_tests_named_in_the_documents_exist():
+    # `test_file.py::test_name` in a table of features or faults.
+    missing = []
+    for document in DOCUMENTS:
+        for file, name in re.findall(r"`(?:tests/)?(test_\w+\.py)::(\w+)", document.read_text()):
+            path = ROOT / "tests" / file
+            if not path.exists() or not re.search(
+                rf"^(?:async )?def {name}\(", path.read_text(), re.M
+            ):
+                missing.append(f"{document.name}: {file}::{name}")
+    assert not missing
+
+
 def examples() -> list[doctest.DocTest]:
     found = []
-    for name in pynccl.__all__:
-        thing = getattr(pynccl, name)
+    names = [(name, getattr(pynccl, name)) for name in pynccl.__all__]
+    names += [(f"multi.{name}", getattr(pynccl.multi, name)) for name in pynccl.multi.__all__]
+    for name, thing in names:
         owners = [(name, thing)]
         if inspect.isclass(thing):
             owners += [

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import pynccl
+import pynccl.multi
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "pynccl"
@@ -41,9 +42,22 @@ LAYERS: dict[str, set[str]] = {
     "_elem": BASE,
     "_ndarray": BASE | {"_elem"},
     "_view": BASE | {"_device", "_elem", "_ndarray"},
-    "_dlpack": BASE | {"_elem", "_ndarray", "_view"},
+    "_dlpack": BASE | {"_device", "_elem", "_ndarray", "_view"},
+    "_numba": BASE | {"_device", "_elem", "_ndarray", "_view"},
+    "_torch": BASE | {"_dlpack", "_elem", "_view"},
     "_interface": BASE | {"_device", "_elem", "_ndarray", "_view"},
-    "_buffer": BASE | {"_config", "_device", "_elem", "_ndarray", "_view", "_dlpack", "_interface"},
+    "_buffer": BASE
+    | {
+        "_config",
+        "_device",
+        "_elem",
+        "_ndarray",
+        "_view",
+        "_dlpack",
+        "_interface",
+        "_numba",
+        "_torch",
+    },
     "_alloc": BUFFER,
     "_call": BUFFER | {"_stream"},
     "_nccl": BUFFER | {"_call", "_alloc", "_config"},
@@ -52,7 +66,11 @@ LAYERS: dict[str, set[str]] = {
     "_uid": BUFFER | {"_nccl"},
     "_end": BUFFER | {"_nccl"},
     "_comm": BUFFER | {"_call", "_nccl", "_collectives", "_uid", "_end", "_config"},
-    "_init": BASE | {"_uid", "_comm", "_group", "_config", "_rendezvous"},
+    "_init": BASE | {"_device", "_uid", "_comm", "_group", "_config", "_rendezvous"},
+    "_cliques": BASE | {"_nccl", "_group", "_init"},
+    "_batch": BUFFER | {"_call", "_nccl", "_cliques"},
+    "_lists": BUFFER | {"_alloc", "_call", "_nccl", "_comm", "_batch"},
+    "multi": BASE | {"_buffer", "_cliques", "_comm", "_lists", "_uid"},
     "host": {"*", "_config"},
     "cli": {"*", "host", "_config", "_environ", "_rendezvous"},
     "__main__": {"cli"},
@@ -386,6 +404,10 @@ def callables() -> list[tuple[str, object]]:
                 and callable(getattr(thing, attribute))
                 and not isinstance(getattr(thing, attribute), thing)
             ]
+    for name in pynccl.multi.__all__:
+        thing = getattr(pynccl.multi, name)
+        if inspect.isfunction(thing):
+            found.append((f"multi.{name}", thing))
     return found
 
 
@@ -414,7 +436,11 @@ def test_all_is_sorted_and_complete():
 def test_every_public_name_is_in_the_api_reference():
     documented = set(re.findall(r"^\| `(\w+)", (ROOT / "docs" / "api.md").read_text(), re.M))
     assert documented >= set(pynccl.__all__), sorted(set(pynccl.__all__) - documented)
-    methods = {name.split(".")[1] for name, _ in callables() if name.startswith("Communicator.")}
+    methods = {
+        name.split(".")[1]
+        for name, _ in callables()
+        if name.startswith(("Communicator.", "multi."))
+    }
     assert documented >= methods, sorted(methods - documented)
 
 
@@ -445,7 +471,8 @@ def annotated_results() -> dict[str, str]:
     for path in sources(".pyi", ".py", under=PACKAGE):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.returns:
-                found[node.name] = ast.unparse(node.returns)
+                home = "multi." if path.parent.name == "multi" else ""
+                found[home + node.name] = ast.unparse(node.returns)
             elif isinstance(node, ast.ClassDef):
                 for inner in node.body:
                     if isinstance(inner, ast.FunctionDef) and inner.returns:

@@ -71,6 +71,7 @@ def test_sdist_holds_what_a_developer_needs(built):
         names = {name.partition("/")[2] for name in archive.getnames()}
     for name in ("LICENSE", "README.md", "meson.build", "meson.options", "pyproject.toml", "pynccl/_nccl.pyx",
                  "pynccl/nccl_abi.h", "tests/test_packaging.py", "bench/overhead.py", "docs/architecture.md",
+                 "examples/README.md", "examples/stencil.py",
                  ".ci/run"):  # fmt: skip
         assert name in names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]

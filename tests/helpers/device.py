@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pynccl
+from helpers.elsewhere import elsewhere
 from helpers.stubs import LATEST, CudaStub, NcclStub, build_cuda_stub, build_nccl_stub
 
 NRANKS, RANK = 4, 1
@@ -22,20 +22,8 @@ SPAN = 1 << 40  # bytes of it on each device
 X, OUT = 0x1000, 0x9000  # places in it
 
 
-def on_device(body: Callable[..., None]) -> Callable[..., None]:
-    """Turn a test's body into a test that runs the body in the other process."""
-
-    def test(device_process, **arguments):
-        module = body.__module__.removeprefix("tests.")
-        device_process.call(module, f"{body.__name__}.run", arguments)
-
-    signature = inspect.signature(body)
-    process = inspect.Parameter("device_process", inspect.Parameter.KEYWORD_ONLY)
-    given = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values()]
-    test.__signature__ = signature.replace(parameters=[process, *given])
-    test.__name__, test.__doc__ = body.__name__, body.__doc__
-    test.run = lambda arguments: body(**arguments)
-    return test
+on_device = elsewhere("device_process")
+"""Turn a test's body into a test that runs the body in the other process."""
 
 
 @functools.cache

@@ -1,7 +1,8 @@
 /* A DLPack exchange table whose tensors are made in Python.
  *
  * The export calls back: the address of the managed tensor is what the object's attribute "exported" says, and
- * an exception of that attribute is the export's. Tables live as long as the process, as DLPack asks; the
+ * an exception of that attribute is the export's. The borrowing export does the same with the plain tensor at the
+ * address in "borrowed". Tables live as long as the process, as DLPack asks; the
  * current stream is one value for all of them. Called with the GIL held, which guards everything here.
  */
 #define PY_SSIZE_T_CLEAN
@@ -9,6 +10,7 @@
 
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct table {
     uint32_t major, minor;
@@ -16,7 +18,7 @@ struct table {
     void *allocate;
     int (*export_tensor)(void *object, void **out);
     void *to_object;
-    void *borrow;
+    int (*borrow)(void *object, void *out);
     int (*current_stream)(int32_t type, int32_t id, void **out);
 };
 
@@ -29,6 +31,18 @@ static int export_tensor(void *object, void **out) {
     *out = PyLong_AsVoidPtr(address);
     Py_DECREF(address);
     return PyErr_Occurred() ? -1 : 0;
+}
+
+static int borrow(void *object, void *out) {
+    PyObject *address = PyObject_GetAttrString(object, "borrowed");
+    if (!address)
+        return -1;
+    void *tensor = PyLong_AsVoidPtr(address);
+    Py_DECREF(address);
+    if (PyErr_Occurred())
+        return -1;
+    memcpy(out, tensor, 48); /* a DLTensor */
+    return 0;
 }
 
 /* What a table of another major version holds at these places nobody can know. */
@@ -53,7 +67,8 @@ PyObject *exchange_table(uint32_t major, void *of_every_device, int older) {
     stream = of_every_device;
     if (!known)
         return PyErr_NoMemory();
-    *known = (struct table){.major = 1, .export_tensor = export_tensor, .current_stream = current_stream};
+    *known = (struct table){.major = 1, .export_tensor = export_tensor, .borrow = borrow,
+                            .current_stream = current_stream};
     if (major != 1) {
         table = calloc(1, sizeof *table);
         if (!table)
