@@ -34,6 +34,7 @@ cdef class Batch:
     cdef bint host
     cdef bint some              # the lists are only some of the communicator's ranks
     cdef Place at
+    cdef bint began             # the library was called
     cdef const char *verb
     cdef Recorder group         # that is open on this thread; None otherwise
     cdef list arrays            # what was looked at, for the group's plan to keep

@@ -45,6 +45,7 @@ cdef void *spare = NULL
 @cython.freelist(4)
 cdef class Batch:
     """The calls of one list call, from the first look at an array to the library's answer."""
+
     def __dealloc__(self):
         cdef Py_ssize_t i
         for i in range(self.count):
@@ -147,22 +148,17 @@ cdef class Batch:
     cdef int as_many(self) except -1:
         """All entries must move as many elements."""
         cdef Py_ssize_t i
-        cdef const Spec *spec = self.steps[0].call.spec
-        cdef size_t each = <size_t>self.n if spec.send_blocks else 1
+        cdef const Call *first = &self.steps[0].call
+        cdef const Call *call
         for i in range(1, self.count):
-            if self.steps[i].call.count != self.steps[0].call.count:
-                if self.steps[i].call.sends == self.steps[0].call.sends:
-                    raise ValueError(
-                        f"{self.verb.decode()}: {self.title(i)} has {self.given(i).count} elements and "
-                        f"{self.title(0)} has {self.given(0).count}; all entries must have as many"
-                    )
-                # The root's entry holds a block for each of the others.
+            call = &self.steps[i].call
+            if call.count != first.count:
+                # Where only one entry sends blocks, its array is as long as all the others together.
+                dealt = first.spec.send_blocks and call.sends != first.sends
                 raise ValueError(
                     f"{self.verb.decode()}: {self.title(i)} has {self.given(i).count} elements and "
-                    f"{self.title(0)} has {self.given(0).count}, of which every rank gets its part; they do not fit"
-                    if each > 1 else
-                    f"{self.verb.decode()}: {self.title(i)} has {self.given(i).count} elements and "
-                    f"{self.title(0)} has {self.given(0).count}; all entries must have as many"
+                    f"{self.title(0)} has {self.given(0).count}; "
+                    + (f"one must be {self.n} times the other" if dealt else "all entries must have as many")
                 )
         return 0
 
@@ -292,7 +288,8 @@ cdef class Batch:
             self.launch()
             well = True
         finally:
-            self.clique.leave(well)
+            # What failed before the library was called has not hurt the communicators.
+            self.clique.leave(well or not self.began)
         return 0
 
     cdef int launch(self) except -1:
@@ -307,6 +304,7 @@ cdef class Batch:
             for i in range(self.count):
                 if self.steps[i].call.n_after:
                     order_call(&self.steps[i].call)
+        self.began = True
         self.occupy(1)
         with nogil:
             result = run_steps(self.library.api, self.steps, self.count, &failed)

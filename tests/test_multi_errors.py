@@ -87,7 +87,7 @@ CASES = {
     "gather dtype": ("gather", [[f(3), f(3, dtype="f8")]], TypeError, r"inputs\[1\] is float64"),
     "scatter input": ("scatter", [f(5), [f(2), f(2)]], ValueError,
                       "input has 5 elements, not a multiple of nranks=2"),
-    "scatter outputs": ("scatter", [f(4), [f(2), f(3)]], ValueError, r"outputs\[1\] has 3 elements"),
+    "scatter outputs": ("scatter", [f(4), [f(2), f(3)]], ValueError, r"outputs\[1\] has 3 elements and input has 4; one must be 2 times"),
     "scatter root's output": ("scatter", [f(4), [f(3), f(2)]], ValueError,
                               "outputs\\[0\\] has 3 elements, expected 2"),
     "scatter dtype": ("scatter", [f(4), [f(2), f(2, dtype="i4")]], TypeError, r"outputs\[1\] is int32"),

@@ -139,6 +139,19 @@ def test_list_waits_for_the_streams_of_its_arrays_before_the_group():
 
 
 @on_device
+def test_failure_before_the_library_is_called_keeps_the_communicators():
+    with library() as (path, stub):
+        nccl.all_reduce(on(0, 1), library=path)
+        forget(stub)
+        cuda().fail("cuStreamWaitEvent", 999)
+        theirs = cuda().stream(1)
+        with pytest.raises(pynccl.CudaError):
+            nccl.all_reduce([*on(0), *on(1, stream=theirs)], streams=[0, 0], library=path)
+        nccl.all_reduce(on(0, 1), library=path)
+        assert stub.of("ncclCommAbort") == stub.of("ncclCommInitRank") == []
+
+
+@on_device
 def test_host_array_on_a_list_of_devices_is_refused_by_index():
     with library() as (path, stub):
         with pytest.raises(
