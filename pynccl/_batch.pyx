@@ -13,7 +13,7 @@ from libc.stdio cimport snprintf
 from libc.string cimport strlen
 
 from pynccl._buffer cimport BufferView, release, same_type
-from pynccl._call cimport AT_ROOT, Call, Kind, Place, Spec, element, fit, look
+from pynccl._call cimport AT_ROOT, Call, Kind, Place, element, fit, look
 from pynccl._cliques cimport find
 from pynccl._nccl cimport (
     CommBase,
