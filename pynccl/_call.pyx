@@ -143,7 +143,7 @@ cdef int fit(Call *call, const BufferView *views, const Place *at, object op, ob
     cdef const Spec *spec = call.spec
     cdef const BufferView *send = &views[0] if call.sends else NULL
     cdef const BufferView *recv = &views[1] if call.receives else NULL
-    cdef const BufferView *given = send if call.sends else recv
+    cdef const BufferView *given = &views[0 if call.sends else 1]
     cdef size_t block
 
     if call.sends:
@@ -158,7 +158,9 @@ cdef int fit(Call *call, const BufferView *views, const Place *at, object op, ob
         apart(spec, at, send, recv, block * given.itemsize, names)
     call.send = send.ptr if call.sends else NULL
     call.recv = recv.ptr if call.receives else NULL
-    return streams(call, spec, stream, send, NULL if call.sends and call.shared else recv)
+    if call.sends and call.shared:
+        recv = NULL                 # one array, one producer
+    return streams(call, spec, stream, send, recv)
 
 
 cdef int root_of(const Spec *spec, const Place *at, object root) except -1:
