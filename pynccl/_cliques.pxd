@@ -1,6 +1,9 @@
+cimport cython
+
 from pynccl._nccl cimport Library
 
 
+@cython.final
 cdef class Clique:
     cdef readonly tuple comms       # in rank order
     cdef readonly bint broken       # a call failed, or it was ended: its communicators are not to be used

@@ -5,6 +5,8 @@ that only one of them may be in a call on it: whoever is holds its lock.  A grou
 cliques that it uses in one order (`_group`).
 """
 
+cimport cython
+
 from pynccl._nccl cimport Library, recorder
 
 import os
@@ -18,6 +20,7 @@ cdef object _creating = threading.Lock()
 cdef Clique _recent = None      # most programs have one
 
 
+@cython.final
 cdef class Clique:
     """All ranks of one communicator, and the lock of whoever is in a call on it."""
 
