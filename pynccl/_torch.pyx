@@ -82,13 +82,14 @@ cdef int learn(object torch, object kind) except -1:
         Py_INCREF(held)
     is_neg = <PyObject *>neg
     is_conj = <PyObject *>conj
-    if api != NULL and api.borrow != NULL:
-        plain_tensor = <PyTypeObject *>kind
-        plain_parameter = <PyTypeObject *>parameter
     try:
         study(torch)
     except Exception:           # whatever this Torch is, it is not one that we know
         pass
+    # Last: until then, other threads study for themselves.
+    if api != NULL and api.borrow != NULL:
+        plain_tensor = <PyTypeObject *>kind
+        plain_parameter = <PyTypeObject *>parameter
     tensor_type = <PyTypeObject *>kind
     return 0
 

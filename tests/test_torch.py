@@ -326,6 +326,35 @@ def test_torch_is_studied_on_the_cpu_whatever_its_default_device():
     )
 
 
+def test_threads_that_meet_torch_at_the_same_time():
+    scripts.run(
+        """
+        import sys, threading
+        import pynccl, torch
+        sys.setswitchinterval(1e-6)
+        threads, wrong = [], []
+        cut = torch.ones(100)
+        cut.untyped_storage().resize_(4)
+        start = threading.Barrier(8)
+        def meet():
+            start.wait()
+            for x in (torch.ones(3, dtype=torch.complex64).conj(), cut, torch.nn.Parameter(torch.ones(2))):
+                try:
+                    pynccl.Buffer(x)
+                    wrong.append(x) if x is cut or x.is_conj() else None
+                except ValueError as error:
+                    wrong.append(error) if x.numel() == 2 else None
+        for _ in range(8):
+            threads.append(threading.Thread(target=meet))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+        assert not wrong, wrong
+        """,
+        limit=60,
+    )
+
+
 @here
 def test_tensors_under_a_transformation_are_refused():
     import torch
