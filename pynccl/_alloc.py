@@ -180,11 +180,18 @@ def _check_jax(verb: str, device: int, in_group: bool) -> None:
 
 def _into_jax(x: Any, out: Any) -> Any:
     jax = sys.modules["jax"]
-    place = x.sharding if x.committed else None
-    array = jax.device_put(out, place, may_alias=True)
-    if array.dtype != x.dtype:  # x is of a time when JAX was told to use 64 bits
-        with jax.enable_x64(True):
-            array = jax.device_put(out, place, may_alias=True)
+    (device,) = x.devices()
+    place = None
+    if x.committed:
+        place = x.sharding
+        if out.ndim != x.ndim:  # a sharding of named axes may name more than the result has
+            kind = place.memory_kind
+            place = jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
+    with jax.default_device(device):  # where None is
+        array = jax.device_put(out, place, may_alias=True)
+        if array.dtype != x.dtype:  # x is of a time when JAX was told to use 64 bits
+            with jax.enable_x64(True):
+                array = jax.device_put(out, place, may_alias=True)
     return array
 
 

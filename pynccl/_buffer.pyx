@@ -190,8 +190,14 @@ cdef int view_exporter(object obj, BufferView *out, const Ask *ask) except -1:
     except BufferError:                         # JAX's bfloat16
         if _PyType_Lookup(Py_TYPE(obj), EXPORT) == NULL:
             raise
-        if of_jax(obj) and obj.is_deleted():
-            raise ValueError(f"{who(ask)} is a JAX array that was deleted, or donated to a function") from None
+        if of_jax(obj):
+            if obj.is_deleted():
+                raise ValueError(f"{who(ask)} is a JAX array that was deleted, or donated to a function") from None
+            if len(obj.devices()) > 1:
+                raise ValueError(
+                    f"{who(ask)} is a JAX array on {len(obj.devices())} devices, which is not one block; pass the data "
+                    "of one of its addressable_shards"
+                ) from None
         return 0
     buffer = PyMemoryView_GET_BUFFER(held)
     raw.ptr = <char *>buffer.buf

@@ -392,6 +392,8 @@ cdef inline ncclComm_t begin_call(CommBase comm, const char *verb) except NULL:
     Raises where a method would: it is closed, of before a fork, or inside another thread's call.  A call
     made at once would overtake what an open group has recorded, so that this is refused, too.
     """
+    if comm is None:
+        raise TypeError(f"{verb.decode()}: comm is None, not a communicator")
     comm.ready(verb)
     if recorder() is not None:
         raise ValueError(f"{verb.decode()}: a group is open, whose calls run at its end; call it after")
@@ -404,6 +406,8 @@ cdef inline int end_call(CommBase comm, ncclResult_t result, const char *functio
 
     Where a nonblocking communicator has answered ncclInProgress, this waits until it is done.
     """
+    if comm is None or comm.busy <= 0:
+        raise RuntimeError(f"end_call: no begin_call came before this of {function.decode()}")
     comm.busy -= 1
     if result != ncclSuccess:
         comm.settle(result, function)

@@ -243,6 +243,38 @@ def test_it_is_free_after_a_failed_call(ring, threads):
     threads(2).renew()
 
 
+MISUSE = """
+from pynccl._nccl cimport CommBase, begin_call, end_call, ncclSuccess
+
+def begin(CommBase comm):
+    begin_call(comm, b"mine")
+
+def end(CommBase comm):
+    end_call(comm, ncclSuccess, b"mine")
+"""
+
+
+def test_calls_that_are_ended_twice_or_begun_on_none_are_errors(tmp_path, alone):
+    pytest.importorskip("Cython", reason=DEV)
+    (tmp_path / "misuse.pyx").write_text(MISUSE)
+    run(sys.executable, "-m", "cython", "-3", "misuse.pyx", cwd=tmp_path)
+    run(
+        *compiler(), *STRICT, f"-I{sysconfig.get_path('include')}", f"-I{INCLUDE}",
+        "misuse.c", "-o", f"misuse{SUFFIX}", cwd=tmp_path,
+    )  # fmt: skip
+    spec = importlib.util.spec_from_file_location("misuse", tmp_path / f"misuse{SUFFIX}")
+    misuse = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(misuse)
+    misuse.begin(alone)
+    misuse.end(alone)
+    for comm in (alone, None):
+        with pytest.raises(RuntimeError, match="^end_call: no begin_call came before this of mine"):
+            misuse.end(comm)
+    with pytest.raises(TypeError, match="^mine: comm is None"):
+        misuse.begin(None)
+    assert alone.all_reduce(np.ones(2)).tolist() == [1.0, 1.0]
+
+
 # ---- the page's recipes -----------------------------------------------------------------------------------
 
 

@@ -1,7 +1,9 @@
 """Kinds of faults that people met elsewhere: the table in docs/faults.md, and those with no test yet."""
 
 import ast
+import gc
 import itertools
+import mmap
 import re
 import time
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 import pynccl
 from helpers import cases, data, scripts
-from helpers.ranks import ThreadWorld, new_id
+from helpers.ranks import ThreadWorld, create, new_id
 
 TESTS = Path(__file__).resolve().parent
 TABLE = TESTS.parent / "docs" / "faults.md"
@@ -195,3 +197,23 @@ def test_every_rank_of_init_hears_why_rank_0_has_no_library():
         assert text.startswith("RemoteError")
         assert "rank 0 failed: LibraryNotFoundError" in text
     assert all("/nowhere/libnccl.so.2" in text for text in texts)
+
+
+def test_printing_reads_no_array_and_needs_no_communicator():
+    comm = create(1, new_id(), 0)
+    memory = mmap.mmap(-1, 4096)
+    x = np.frombuffer(memory, "f8", 4)
+    raw = pynccl.Buffer(ptr=x.ctypes.data, count=4, dtype="f8")
+    with pynccl.group(run=False) as plan:
+        comm.all_reduce(raw, out=raw)
+    plan()
+    shown = [repr(plan), repr(raw)]
+    assert shown == ["<pynccl.group: 1 calls, built>", "<Buffer of 4 x float64 on host>"]
+    del x
+    memory.close()  # whoever reads there now dies
+    comm.abort()
+    assert [repr(plan), str(raw)] == shown
+    assert repr(comm) == str(comm) == "<Communicator rank 0 of 1 of host, aborted>"
+    del comm
+    gc.collect()
+    assert [str(plan), repr(raw)] == shown

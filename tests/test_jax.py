@@ -208,12 +208,23 @@ def test_64_bits_and_several_devices():
         mesh = jax.make_mesh((2,), ("i",))
         spread = jax.device_put(jnp.arange(4.0), jax.sharding.NamedSharding(mesh, halves))
         second = jax.device_put(jnp.arange(3.0), jax.devices()[1])
+        with jax.default_device(jax.devices()[1]):
+            loose = jnp.arange(3.0)
+        one = jax.make_mesh((1,), ("i",), devices=jax.devices()[1:])
+        columns = jax.sharding.NamedSharding(one, jax.sharding.PartitionSpec(None, "i"))
+        placed = jax.device_put(jnp.arange(4.0).reshape(1, 4), columns)
         with pynccl.Communicator(1, pynccl.unique_id("host"), 0, library="host") as comm:
             y = comm.all_reduce(x)              # after the block in which 64 bits were on
             assert (y.dtype, y.tolist()) == ("float64", [1, 1, 1])
             assert comm.all_reduce(second).devices() == {jax.devices()[1]}
-            with pytest.raises((BufferError, TypeError, ValueError)):
-                comm.all_reduce(spread)
+            assert comm.all_reduce(loose).devices() == {jax.devices()[1]}
+            assert comm.all_reduce(loose).committed is False
+            assert comm.all_reduce(placed).sharding == columns
+            part = comm.reduce_scatter(placed)  # has not the axis that the sharding names
+            assert (part.devices(), part.tolist()) == ({jax.devices()[1]}, [0, 1, 2, 3])
+            for dtype in ("float32", "bfloat16"):
+                with pytest.raises(ValueError, match="^all_reduce: x is a JAX array on 2 devices.*shards"):
+                    comm.all_reduce(spread.astype(dtype))
         """,
         XLA_FLAGS="--xla_force_host_platform_device_count=2",
         limit=60,

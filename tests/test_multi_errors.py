@@ -5,6 +5,7 @@ import pytest
 
 import pynccl
 import pynccl.multi as nccl
+from helpers import oracle
 from helpers.arrays import CaiArray
 
 
@@ -124,17 +125,16 @@ def test_names_of_long_lists():
     nccl.all_reduce(xs, library="host")
 
 
-@pytest.mark.parametrize(
-    "name", ["all_reduce", "all_gather", "reduce", "broadcast", "gather", "scatter"]
-)
+@pytest.mark.parametrize("name", [*oracle.COLLECTIVES, "send_recv"])
 def test_columns_of_a_matrix_are_refused_everywhere(name):
-    columns = [np.arange(6.0).reshape(2, 3)[:, 1] + 0 for _ in range(2)]
-    columns[1] = (np.arange(6.0).reshape(2, 3) + 10)[:, 1]
-    arguments = (
-        [columns[1], [f(1, dtype="f8"), f(1, dtype="f8")], 0] if name == "scatter" else [columns]
-    )
-    with pytest.raises(pynccl.LayoutError, match=r"strides \(24,\)"):
+    columns = [np.array([1.0, 4.0]), (np.arange(6.0).reshape(2, 3) + 10)[:, 1]]
+    arguments = {
+        "scatter": [columns[1], [f(1, dtype="f8"), f(1, dtype="f8")]],
+        "send_recv": [columns, [f(2, dtype="f8"), f(2, dtype="f8")], [1, 0]],
+    }.get(name, [columns])
+    with pytest.raises(pynccl.LayoutError, match=rf"^{name}: inputs?.* strides \(24,\)"):
         getattr(nccl, name)(*arguments, library="host")
+    assert [list(x) for x in columns] == [[1, 4], [11, 14]]
 
 
 def test_all_to_all_does_not_work_in_place():

@@ -212,7 +212,7 @@ def test_inference_mode():
 def test_lazy_conjugates_and_negatives_are_never_sent(known):
     """Also where the bits in Torch's object are not found, and its methods are asked."""
     text = scripts.run(LAZY.replace("KNOWN", str(known)), limit=60)
-    assert text.split() == ["16"]
+    assert text.split() == ["18"]
 
 
 LAZY = """
@@ -227,7 +227,7 @@ one = torch.tensor([1 + 2j])
 ones = torch.ones(3)
 lazy = {
     "conj": [z.conj(), z.conj()[1:], z.reshape(2, 1).mH, torch.nn.Parameter(z).conj()],
-    "neg": [one.conj().imag, *map(torch._neg_view, (ones, z, ones.to(torch.int32)))],
+    "neg": [one.conj().imag, *map(torch._neg_view, (ones, z, ones.to(torch.int32), ones.to(torch.uint8)))],
 }
 plain = [
     z, z.conj().conj(), z.conj().resolve_conj(), z.conj().clone(), one.conj().real,
@@ -255,6 +255,7 @@ def without_memory():
 
     x = torch.arange(6.0).reshape(2, 3)
     freed = x.clone()
+    part = freed.view(-1)[2:]
     freed.untyped_storage().resize_(0)
     with FakeTensorMode():
         fake = torch.empty(3)
@@ -268,6 +269,8 @@ def without_memory():
         r"is on the device meta": x.to("meta"),
         r"is a torch._subclasses.fake_tensor.FakeTensor, which holds no memory of its own": fake,
         r"has 6 elements and no memory": freed,
+        r"has 4 elements and no memory": part,
+        r"is a parameter that has no shape yet": torch.nn.LazyLinear(3).weight,
         r"is a nested tensor": torch.nested.nested_tensor([x[0], x[1]]),
         r"has the dtype torch.bits8, .*view\(torch.uint8\)": torch.empty(3, dtype=torch.bits8),
     }
@@ -282,6 +285,74 @@ def test_tensors_without_plain_memory_are_refused_by_name():
         for text, x in cases.items():
             with pytest.raises(TypeError, match=f"^broadcast: x {text}"):
                 comm.broadcast(x)
+
+
+@here
+def test_tensors_that_reach_out_of_their_storage_are_refused():
+    """Torch itself reads and writes beyond the end of a storage that was made smaller."""
+    import torch
+
+    def cut(first, nbytes):
+        x = torch.ones(1000)[first:]
+        x.untyped_storage().resize_(nbytes)
+        return x
+
+    with alone() as comm:
+        for first, nbytes in ((0, 4), (0, 3999), (999, 3996), (999, 100)):
+            x = cut(first, nbytes)
+            text = f"^broadcast: x has {x.nbytes} bytes from {4 * first} on in its storage, .* has {nbytes};"
+            with pytest.raises(ValueError, match=text):
+                comm.broadcast(x)
+        for x in (cut(0, 4000), cut(10, 4000), cut(5, 8000)):
+            assert comm.all_reduce(x).tolist() == x.tolist()
+        memory = np.arange(6.0)
+        shared = torch.arange(6.0).share_memory_()
+        for x in (torch.from_numpy(memory[2:])[1:], torch.from_dlpack(memory[2:])[1:], shared[3:]):
+            assert comm.all_reduce(x).tolist() == [3, 4, 5]
+
+
+def test_torch_is_studied_on_the_cpu_whatever_its_default_device():
+    scripts.run(
+        """
+        import pytest, pynccl, torch
+        torch.set_default_device("meta")
+        x = torch.ones(9, device="cpu")
+        pynccl.Buffer(x)
+        x.untyped_storage().resize_(8)
+        with pytest.raises(ValueError, match="in its storage"):
+            pynccl.Buffer(x)
+        """,
+        limit=60,
+    )
+
+
+def test_threads_that_meet_torch_at_the_same_time():
+    scripts.run(
+        """
+        import sys, threading
+        import pynccl, torch
+        sys.setswitchinterval(1e-6)
+        threads, wrong = [], []
+        cut = torch.ones(100)
+        cut.untyped_storage().resize_(4)
+        start = threading.Barrier(8)
+        def meet():
+            start.wait()
+            for x in (torch.ones(3, dtype=torch.complex64).conj(), cut, torch.nn.Parameter(torch.ones(2))):
+                try:
+                    pynccl.Buffer(x)
+                    wrong.append(x) if x is cut or x.is_conj() else None
+                except ValueError as error:
+                    wrong.append(error) if x.numel() == 2 else None
+        for _ in range(8):
+            threads.append(threading.Thread(target=meet))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+        assert not wrong, wrong
+        """,
+        limit=60,
+    )
 
 
 @here
