@@ -1,5 +1,7 @@
 """send, recv and send_recv: pairing, order, sizes; and what happens when the pairing is wrong."""
 
+import contextlib
+import os
 import threading
 import time
 
@@ -323,3 +325,50 @@ def test_timeout_names_whom_the_missing_rank_waits_for(crew):
     assert "rank 1 waits for rank 2 (pid" in str(first.error)
     assert isinstance(second.error, pynccl.RemoteError)
     assert third.error is None
+
+
+def test_timeout_names_the_process_that_the_missing_rank_waits_for_elsewhere(crew):
+    """The same chain over two communicators, where no table of ranks leads on: the process is named."""
+    first_uid, second_uid, over = new_id(), new_id(), threading.Event()
+
+    def job(rank):
+        comms = [create(2, first_uid, rank, timeout=1.5)] if rank < 2 else []
+        if rank > 0:
+            comms.append(create(2, second_uid, rank - 1, timeout=20.0))
+        try:
+            if rank == 2:
+                over.wait(20)
+            else:
+                comms[-1].recv(np.zeros(3), 1)
+        finally:
+            over.set()
+            for comm in comms:
+                comm.abort()
+
+    first, second, third = crew(3).run(job, 30)
+    assert isinstance(first.error, pynccl.NCCLTimeoutError)
+    assert "waiting for rank 1 (pid" in str(first.error)
+    assert f"rank 1 waits for process {os.getpid()} in another communicator" in str(first.error)
+    assert isinstance(second.error, pynccl.RemoteError)
+    assert third.error is None
+
+
+def test_a_wait_elsewhere_is_told_no_more_when_it_is_over(crew):
+    first_uid, second_uid = new_id(), new_id()
+
+    def job(rank):
+        with (
+            contextlib.closing(create(2, first_uid, rank, timeout=1.2)) as kept,
+            contextlib.closing(create(2, second_uid, rank, timeout=0.4)) as other,
+        ):
+            if rank == 0:
+                kept.recv(np.zeros(3), 1)
+                return
+            with pytest.raises(pynccl.NCCLTimeoutError):
+                other.recv(np.zeros(3), 0)
+            time.sleep(3)
+
+    first, second = crew(2).run(job, 30)
+    assert isinstance(first.error, pynccl.NCCLTimeoutError)
+    assert "in another communicator" not in str(first.error)
+    assert second.error is None

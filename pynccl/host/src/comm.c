@@ -90,6 +90,7 @@ struct ncclComm *host_comm_new(void) {
     host_publish32(&c->life, HOST_LIFE_NEW);
     c->generation = host_generation();
     c->creator = host_thread_id();
+    host_publish32(&c->last, c->creator);
     c->marker = -1;
     host_lock();
     c->serial = ++next_serial;
@@ -105,6 +106,15 @@ uint32_t host_comm_creator(const struct host_map *map, int rank) {
             thread = c->creator;
     host_unlock();
     return thread;
+}
+
+void host_comm_wait_outside(const struct ncclComm *waiting, uint32_t pid) {
+    host_lock();
+    for (const struct ncclComm *c = live; c; c = c->next)
+        if (c != waiting && c->map && c->generation == host_generation() &&
+            host_peek32((host_u32 *)&c->last) == host_thread_id())
+            host_publish32(&host_seat(c->map, c->rank)->waits_outside, pid);
+    host_unlock();
 }
 
 int host_comm_ready(struct ncclComm *c) {
@@ -229,6 +239,7 @@ ncclResult_t host_comm_enter(struct ncclComm *c, const char *what) {
         host_comm_leave(c);
         return host_fail(ncclInvalidUsage, "%s : the communicator is being aborted", what);
     }
+    host_publish32(&c->last, host_thread_id());
     return ncclSuccess;
 }
 

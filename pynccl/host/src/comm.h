@@ -43,6 +43,7 @@ struct ncclComm {
     struct ncclComm *next; /* in the list of complete handles, or of spent ones */
 
     host_u32 busy; /* thread inside a call, 0 if none */
+    host_u32 last; /* thread inside the last call */
     host_u32 stop; /* an abort wants the communicator empty */
 
     int rank, nranks, device;
@@ -76,6 +77,9 @@ uint32_t host_thread_id(void);
 struct ncclComm *host_comm_new(void);
 /* The thread that created the given rank, if the rank lives in this process; else 0. */
 uint32_t host_comm_creator(const struct host_map *map, int rank);
+/* The calling thread waits for process `pid` and cannot serve the other communicators that it served last:
+ * tell their ranks. 0: it waits no more. */
+void host_comm_wait_outside(const struct ncclComm *waiting, uint32_t pid);
 /* The communicator is complete: ranks, map and device are set. 0 if there is no memory. */
 int host_comm_ready(struct ncclComm *c);
 /* This rank will make no more calls. */

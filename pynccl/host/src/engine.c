@@ -259,6 +259,15 @@ static enum host_step step_of(struct host_work *w) {
     return HOST_FINISHED;
 }
 
+/* A wait is over. If it was long enough for others to be told of it, they are told. */
+static void told_no_more(struct host_work *w) {
+    if (!w->since)
+        return;
+    w->since = 0;
+    host_publish32(&host_seat(w->comm->map, w->comm->rank)->waits_for, 0);
+    host_comm_wait_outside(w->comm, 0);
+}
+
 /* One work, one step. True if it went on. */
 static int advance(struct round *r, struct host_work *w) {
     ncclResult_t broken = w->type == HOST_WORK_INIT ? ncclSuccess : (ncclResult_t)host_peek32(&w->comm->broken);
@@ -270,10 +279,7 @@ static int advance(struct round *r, struct host_work *w) {
     enum host_step step = step_of(w);
     if (step == HOST_STALLED)
         return 0;
-    if (w->since) { /* the wait was long enough for others to be told of it */
-        w->since = 0;
-        host_publish32(&host_seat(w->comm->map, w->comm->rank)->waits_for, 0);
-    }
+    told_no_more(w);
     w->done = step != HOST_MOVED;
     if (step == HOST_FAILED)
         fail(r, w, host_fail_text());
@@ -315,5 +321,7 @@ ncclResult_t host_run(struct host_work **works, int n) {
         wait_a_little(&r);
     }
     disarm(&r);
+    for (int i = 0; i < n; i++)
+        told_no_more(works[i]); /* those that failed */
     return r.error;
 }

@@ -84,8 +84,10 @@ struct host_seat {
     int32_t code; /* ncclResult_t, valid when state is BROKEN */
     uint64_t start; /* start time of the process, as in /proc/PID/stat */
     host_u32 state;
-    host_u32 waits_for; /* a rank + 1 while this one waits for it and has for a while, else 0: for messages only */
-    char text[612];
+    /* While this rank has waited for a while, for the texts of others: a rank of this communicator + 1, and
+     * the process that its thread waits for in another communicator. Else 0. */
+    host_u32 waits_for, waits_outside;
+    char text[608];
     alignas(HOST_LINE) struct host_bell bell;
     alignas(HOST_LINE) char reserved[HOST_LINE * 2];
 };

@@ -207,9 +207,15 @@ static void chain(struct host_text *t, const struct host_work *w) {
     for (int r = missing(w, 0); r >= 0; r = missing(w, r + 1)) {
         int at = r, links = 0;
         while (at != w->comm->rank && links < 8) { /* it may be a circle, through this rank or not */
-            int next = (int)host_peek32(&host_seat(map, at)->waits_for) - 1;
-            if (next < 0 || next >= map->nranks)
+            struct host_seat *seat = host_seat(map, at);
+            int next = (int)host_peek32(&seat->waits_for) - 1;
+            if (next < 0 || next >= map->nranks) {
+                uint32_t pid = host_peek32(&seat->waits_outside);
+                if (pid)
+                    host_text_add(t, "; rank %d waits for process %u in another communicator", at, pid);
+                links += pid != 0;
                 break;
+            }
             host_text_add(t, "; rank %d waits for rank %d (pid %d)", at, next, (int)host_seat(map, next)->pid);
             at = next;
             links++;
@@ -275,8 +281,10 @@ static ncclResult_t verdict_on(struct host_work *w, const struct host_watch *wat
     }
     int first = missing(w, 0);
     int whom = first < 0 && w->type == HOST_WORK_SPLIT ? host_split_server(w) : first;
-    if (whom >= 0)
+    if (whom >= 0) {
         host_publish32(&host_seat(map, w->comm->rank)->waits_for, (uint32_t)whom + 1);
+        host_comm_wait_outside(w->comm, (uint32_t)host_seat(map, whom)->pid);
+    }
     if (first < 0)
         return ncclSuccess;
     uint64_t waited = watch->now - w->since;
