@@ -99,6 +99,13 @@ def test_outputs_that_are_not_given_are_allocated_like_the_inputs(name):
         oracle.assert_same(x, old.reshape(-1))
 
 
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_to_all"])
+def test_each_allocated_output_is_of_its_own_inputs_library(name):
+    torch = pytest.importorskip("torch")
+    xs = [np.arange(4, dtype="i4").reshape(2, 2), torch.arange(4, dtype=torch.int32).reshape(2, 2)]
+    assert [type(out) for out in getattr(nccl, name)(xs, library="host")] == [type(x) for x in xs]
+
+
 @pytest.mark.parametrize("kind", arrays.KINDS.values(), ids=str)
 def test_lists_of_every_kind_of_array(kind):
     dtype = "uint8" if "uint8" in kind.dtypes else kind.dtypes[0]

@@ -59,6 +59,19 @@ def test_rank_is_the_place_in_the_lists_on_permuted_devices():
         assert [call.recvbuff for call in stub.of("ncclAllGather")] == [out.place for out in outs]
 
 
+@pytest.mark.parametrize("root", [0, 1])
+@on_device
+def test_root_of_gather_and_scatter_is_the_given_place(root):
+    """On the host library any root would do: there, all arrays are in one memory."""
+    with library() as (path, stub):
+        (whole,) = on((1, 0)[root], size=8, place=OUT)
+        assert nccl.gather(on(1, 0), whole, root, library=path) is whole
+        nccl.scatter(whole, on(1, 0), root, library=path)
+        gathers, scatters = stub.of("ncclGather"), stub.of("ncclScatter")
+        assert [call.root for call in gathers + scatters] == [root] * 4
+        assert gathers[root].recvbuff == scatters[root].sendbuff == whole.place
+
+
 @on_device
 def test_two_entries_on_one_device_are_refused_by_name():
     with library() as (path, stub):
