@@ -90,7 +90,7 @@ cdef class UserOp:
     cdef object __weakref__
 
 
-cdef uintptr_t stream_handle(const char *verb, object stream) except? 0
+cdef uintptr_t stream_handle(const char *verb, const char *name, object stream) except? 0
 
 cdef const Spec *spec_of(Kind kind) noexcept nogil
 

@@ -425,7 +425,7 @@ cdef inline int streams(Call *call, const Spec *spec, object stream, const Buffe
         elif recv is not NULL and recv.has_stream:
             handle = recv.stream
     else:
-        handle = stream_handle(spec.verb, stream)
+        handle = stream_handle(spec.verb, b"stream", stream)
     call.stream = <void *>handle
     if send is not NULL and send.has_stream and send.stream != handle:
         call.after[call.n_after] = send.stream
@@ -436,16 +436,16 @@ cdef inline int streams(Call *call, const Spec *spec, object stream, const Buffe
     return 0
 
 
-cdef uintptr_t stream_handle(const char *verb, object stream) except? 0:
+cdef uintptr_t stream_handle(const char *verb, const char *name, object stream) except? 0:
     """The handle of a stream that a caller gave; None is the legacy default stream."""
     if stream is None:
         return 0
     if type(stream) is not int:
-        stream = handle_of(stream, text(verb))
+        stream = handle_of(stream, text(verb), text(name))
     if stream < 0:
-        raise TypeError(f"{text(verb)}: stream {stream} is negative, which no handle is")
+        raise TypeError(f"{text(verb)}: {text(name)} {stream} is negative, which no handle is")
     if stream >> 64:
-        raise ValueError(f"{text(verb)}: stream {stream:#x} does not fit in 64 bits")
+        raise ValueError(f"{text(verb)}: {text(name)} {stream:#x} does not fit in 64 bits")
     return PyLong_AsUnsignedLongLong(stream)
 
 

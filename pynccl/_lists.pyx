@@ -25,8 +25,10 @@ from pynccl._call cimport (
     Kind,
     Place,
     Spec,
+    UserOp,
     element,
     spec_of,
+    stream_handle,
 )
 from pynccl._nccl cimport CommBase, Library, load, new_result
 
@@ -76,20 +78,20 @@ def call(int kind, object inputs, object outputs, object op, object root, object
         x_title = INPUT
         outs = entries(spec.verb, "outputs", outputs)
         batch.n = len(outs)
-        result = outputs
+        result = listed(outputs, outs)
     else:
         xs = entries(spec.verb, "inputs", inputs)
         batch.n = len(xs)
-        result = inputs
+        result = listed(inputs, xs)
     if spec.recv == AT_ROOT:
         out_title = OUTPUT
     elif outputs is not None and outs is None:
         outs = entries(spec.verb, "outputs", outputs)
         same_length(spec.verb, "outputs", len(outs), batch.n)
-        result = outputs
+        result = listed(outputs, outs)
     elif spec.in_place != SAME and outs is None:
         result = made = []
-    batch.streams = per_entry(spec.verb, "streams", streams, batch.n)
+    batch.streams = handles(spec.verb, streams, batch.n)
     batch.ops = operators(spec.verb, op, batch.n)
     choose(batch, comms, library)
     batch.reserve(batch.n)
@@ -142,7 +144,7 @@ def exchange(object inputs, object outputs, object peers, object streams, object
     batch.n = len(xs)
     same_length(verb, "outputs", len(outs), batch.n)
     same_length(verb, "peers", len(to), batch.n)
-    batch.streams = per_entry(verb, "streams", streams, batch.n)
+    batch.streams = handles(verb, streams, batch.n)
     choose(batch, comms, library)
     if batch.some:
         raise ValueError(
@@ -182,7 +184,7 @@ def exchange(object inputs, object outputs, object peers, object streams, object
         batch.settle()
         batch.disjoint()
         batch.run()
-    return outputs
+    return listed(outputs, outs)
 
 
 cdef int paired(Batch batch, Py_ssize_t sender, Py_ssize_t j) except -1:
@@ -227,21 +229,40 @@ cdef tuple entries(const char *verb, str name, object given):
     return them
 
 
-cdef tuple per_entry(const char *verb, str name, object given, Py_ssize_t n):
-    """A list that may be missing."""
-    cdef tuple them
-    if given is None:
+cdef object listed(object given, tuple them):
+    """What a caller gets back of its list: the list itself, unless it has been used up."""
+    return given if type(given) is list or type(given) is tuple else list(them)
+
+
+cdef tuple handles(const char *verb, object streams, Py_ssize_t n):
+    """The handles of the streams that were given, None for a producer's own; None where none were."""
+    cdef list them = []
+    cdef bytes name
+    if streams is None:
         return None
-    them = entries(verb, name, given)
-    same_length(verb, name, len(them), n)
-    return them
+    streams = entries(verb, "streams", streams)
+    same_length(verb, "streams", len(streams), n)
+    for stream in streams:
+        if stream is not None:
+            name = f"streams[{len(them)}]".encode()
+            stream = <object>stream_handle(verb, name, stream)
+        them.append(stream)
+    return tuple(them)
 
 
 cdef object operators(const char *verb, object op, Py_ssize_t n):
     """One operator for all, or a tuple with one per entry."""
     if type(op) is list or type(op) is tuple:
         same_length(verb, "op", len(op), n)
-        return tuple([numbered(verb, one) for one in op])
+        ops = tuple([numbered(verb, one) for one in op])
+        for one in ops:
+            # Each communicator has its own premul_sum; anything else is the same for all ranks.
+            if type(one) is not UserOp and one is not ops[0] and one != ops[0]:
+                raise ValueError(
+                    f"{verb.decode()}: op[{ops.index(one)}] is {one!r} and op[0] is {ops[0]!r}; all entries must "
+                    f"reduce alike"
+                )
+        return ops
     return numbered(verb, op)
 
 

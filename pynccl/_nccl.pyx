@@ -507,7 +507,7 @@ cdef class CommBase:
             raise ValueError("barrier: it waits, and nothing runs before the group ends; call it after")
         memset(&call, 0, sizeof(call))
         call.spec = &BARRIER
-        call.stream = <void *>stream_handle(b"barrier", stream)
+        call.stream = <void *>stream_handle(b"barrier", b"stream", stream)
         call.count = 1
         call.dtype = ncclUint8
         call.op = ncclMax

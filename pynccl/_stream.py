@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def handle_of(stream: Any, verb: str) -> int:
+def handle_of(stream: Any, verb: str, name: str = "stream") -> int:
     """Return a stream object's handle as a plain int.
 
     Parameters
@@ -20,6 +20,8 @@ def handle_of(stream: Any, verb: str) -> int:
         ``cuda_stream`` (PyTorch), or a ``ctypes.c_void_p`` or ``CUstream``.
     verb : str
         The calling method, for messages.
+    name : str
+        What its caller calls the stream.
 
     Returns
     -------
@@ -32,7 +34,7 @@ def handle_of(stream: Any, verb: str) -> int:
         `stream` is none of these.
     """
     if isinstance(stream, bool):
-        raise TypeError(f"{verb}: stream must be a handle or a stream object, not a bool")
+        raise TypeError(f"{verb}: {name} must be a handle or a stream object, not a bool")
     if isinstance(stream, int):
         return int(stream)
     ctypes = sys.modules.get("ctypes")  # imported by whoever made such an object
@@ -47,12 +49,12 @@ def handle_of(stream: Any, verb: str) -> int:
             return operator.index(handle)
         except (TypeError, ValueError):
             raise TypeError(
-                f"{verb}: the stream's __cuda_stream__ gave {pair!r}, not a pair (version, handle)"
+                f"{verb}: the __cuda_stream__ of {name} gave {pair!r}, not a pair (version, handle)"
             ) from None
-    for name in ("handle", "ptr", "cuda_stream"):
-        inner = getattr(stream, name, None)
+    for attribute in ("handle", "ptr", "cuda_stream"):
+        inner = getattr(stream, attribute, None)
         if inner is not None:
-            return handle_of(inner, verb)
+            return handle_of(inner, verb, name)
     kind = type(stream)
     if kind.__module__.startswith("numba.cuda.simulator"):
         return 0  # the simulator has one stream, which is never asynchronous
@@ -62,6 +64,6 @@ def handle_of(stream: Any, verb: str) -> int:
         return operator.index(stream)
     except TypeError:
         raise TypeError(
-            f"{verb}: stream must be an int, None, or an object with __cuda_stream__, handle, ptr "
+            f"{verb}: {name} must be an int, None, or an object with __cuda_stream__, handle, ptr "
             f"or cuda_stream, not {kind.__name__!r}"
         ) from None

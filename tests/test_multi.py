@@ -99,6 +99,17 @@ def test_outputs_that_are_not_given_are_allocated_like_the_inputs(name):
         oracle.assert_same(x, old.reshape(-1))
 
 
+def test_iterables_that_are_used_up_come_back_as_lists():
+    xs = [np.array([1]), np.array([2])]
+    outs = [np.array([0]), np.array([0])]
+    assert nccl.all_reduce((x for x in xs), library="host") == xs == [3, 3]
+    assert nccl.all_reduce(iter(xs), iter(outs), library="host") == outs == [6, 6]
+    assert nccl.scatter(np.array([7, 8]), iter(outs), library="host") == outs == [7, 8]
+    pairs = nccl.send_recv(iter(xs), iter(outs), iter([1, 0]), library="host")
+    assert pairs == outs == [3, 3]
+    assert nccl.all_reduce(tuple(xs), library="host")[1] is xs[1]
+
+
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_to_all"])
 def test_each_allocated_output_is_of_its_own_inputs_library(name):
     torch = pytest.importorskip("torch")
@@ -279,6 +290,7 @@ def test_lists_may_be_some_of_the_ranks(crew):
 
 def test_communicators_of_init_rank_make_a_list():
     uid = nccl.unique_id("host")
+    assert type(uid) is pynccl.UniqueId
     with pynccl.group():
         comms = [nccl.init_rank(2, uid, rank) for rank in range(2)]
     xs = [np.array([1]), np.array([2])]
@@ -309,6 +321,9 @@ def test_capsules_of_torch_are_communicators_too():
     assert xs == [6, 6]
     nccl.all_reduce(xs, comms=[capsules[0], comms[1]], library="host")
     assert xs == [12, 12], "and they are nobody's to destroy"
+    with create(1, new_id(), 0) as comm:
+        for single in (comm, capsule(comm, CAPSULE_NAME)):  # stands for a list of one
+            assert nccl.all_reduce([np.array([5])], comms=single, library="host")[0] == 5
     for comm in comms:
         comm.close()
 

@@ -247,3 +247,12 @@ def test_capsules_are_used_on_nccl_and_left_alone():
         assert stub.of("ncclCommDestroy") == stub.of("ncclCommAbort") == []
         for comm in comms:
             comm.close()
+
+
+@on_device
+def test_availability_is_that_of_memory_the_library_works_on():
+    with library() as (path, _):
+        assert nccl.is_available(on(0, 1), library=path)
+        assert not nccl.is_available(on(0, 1), library="host")
+        assert not nccl.is_available([np.zeros(3)], library=path)
+        assert not nccl.is_available(on(1, 1), library=path)
