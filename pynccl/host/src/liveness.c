@@ -101,13 +101,17 @@ void host_work_text(struct host_text *t, const struct host_work *w) {
     switch (w->type) {
     case HOST_WORK_COLLECTIVE:
     case HOST_WORK_SPLIT:
-        host_text_add(t, "%s #%llu", HOST_ROWS[w->call.kind].name, (unsigned long long)w->u.collective.seq);
+        host_text_add(t, "%s #%llu", HOST_ROWS[w->call.kind].name,
+            (unsigned long long)(w->u.collective.seq & ~HOST_COUNCIL));
         break;
     case HOST_WORK_SEND:
         host_text_add(t, "Send to rank %d", w->call.root);
         break;
     case HOST_WORK_RECV:
         host_text_add(t, "Recv from rank %d", w->call.root);
+        break;
+    case HOST_WORK_SHRINK:
+        host_text_add(t, "CommShrink");
         break;
     default:
         host_text_add(t, "CommInitRank");
@@ -120,6 +124,8 @@ static int missing(const struct host_work *w, int from) {
         return host_collective_missing(w, from);
     case HOST_WORK_SPLIT:
         return host_split_missing(w, from);
+    case HOST_WORK_SHRINK:
+        return host_shrink_missing(w, from);
     case HOST_WORK_SEND:
     case HOST_WORK_RECV:
         return host_message_missing(w, from);
@@ -151,6 +157,7 @@ static ncclResult_t left(struct host_work *w, int rank, enum host_state state, s
         [HOST_EXITED] = "has exited",
         [HOST_ABORTED] = "has aborted its communicator",
         [HOST_DEAD] = "has died",
+        [HOST_REVOKED] = "has revoked its communicator",
     };
     const struct host_seat *seat = host_seat(w->comm->map, rank);
     char buffer[HOST_TEXT];
@@ -249,15 +256,22 @@ static void warn(struct host_work *w) {
     w->warned = 1;
 }
 
-/* The state of a rank, after looking at its process if it is its turn. */
-static enum host_state state_of(struct host_seat *seat, int look) {
+/* The state of a rank, after looking at its process if it is its turn. To a tolerant work a rank that has
+ * failed or revoked is as good as any until it is gone. */
+static enum host_state state_of(struct host_seat *seat, int look, int tolerant) {
     enum host_state state = (enum host_state)host_observe32(&seat->state);
-    if (state <= HOST_ACTIVE && look && seat->pid != (int)getpid() && process_gone(seat->pid, seat->start)) {
+    int maimed = tolerant && (state == HOST_BROKEN || state == HOST_REVOKED);
+    if ((state <= HOST_ACTIVE || maimed) && look && seat->pid != (int)getpid() &&
+        process_gone(seat->pid, seat->start)) {
         /* It may have departed properly just before it died. */
-        host_claim32(&seat->state, HOST_ACTIVE, HOST_DEAD);
+        if (!host_claim32(&seat->state, HOST_ACTIVE, HOST_DEAD) && maimed)
+            host_claim32(&seat->gone, 0, HOST_DEAD);
         state = (enum host_state)host_observe32(&seat->state);
     }
-    return state;
+    if (!tolerant || (state != HOST_BROKEN && state != HOST_REVOKED))
+        return state;
+    state = (enum host_state)host_observe32(&seat->gone);
+    return state ? state : HOST_ACTIVE;
 }
 
 static ncclResult_t verdict_on(struct host_work *w, const struct host_watch *watch, struct host_work *const *all,
@@ -270,7 +284,7 @@ static ncclResult_t verdict_on(struct host_work *w, const struct host_watch *wat
         struct host_seat *seat = host_seat(map, r);
         int look = r >= watch->first && looked < watch->look;
         looked += look;
-        enum host_state state = state_of(seat, look);
+        enum host_state state = state_of(seat, look, w->tolerant);
         if (state > HOST_ACTIVE && missing(w, r) == r)
             return left(w, r, state, cause);
         if (look && seat->pid == (int)getpid() && !driven_here(w, r, all, n)) {
