@@ -106,8 +106,10 @@ static void *waits_for_ever(void *argument) {
 /* Another thread of the survivor is inside a call that rank 1 never makes. */
 static void shrink_stops_calls(struct seats *s) {
     ncclComm_t c = s->comms[0], child = NULL;
-    if (s->first == 1)
+    if (s->first == 1) {
+        usleep(400000);
         return;
+    }
     pthread_t thread;
     pthread_create(&thread, NULL, waits_for_ever, c);
     usleep(50000);
@@ -219,8 +221,10 @@ static void *revoked_inside(void *argument) {
 static void revoke_stops_calls(struct seats *s) {
     ncclComm_t c = s->comms[0];
     ncclResult_t async = ncclInternalError;
-    if (s->first == 1)
+    if (s->first == 1) {
+        usleep(400000);
         return;
+    }
     pthread_t thread;
     pthread_create(&thread, NULL, revoked_inside, c);
     usleep(50000);

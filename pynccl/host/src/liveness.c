@@ -312,7 +312,7 @@ static ncclResult_t verdict_on(struct host_work *w, const struct host_watch *wat
 ncclResult_t host_examine(struct host_work *w, const struct host_watch *watch, struct host_work *const *all,
     int n, struct host_text *cause) {
     ncclResult_t code = verdict_on(w, watch, all, n, cause);
-    if (code && w->init)
-        host_init_tell(w->init, code, host_fail_text());
+    if (code && w->init && host_init_tell(w->init, code, host_fail_text()))
+        return ncclSuccess;
     return code;
 }

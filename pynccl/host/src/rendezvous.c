@@ -417,9 +417,12 @@ int host_init_here(const struct host_init *init, int rank) {
     return init->state != SERVE || hello_of(init, rank) != NULL;
 }
 
-void host_init_tell(struct host_init *init, ncclResult_t code, const char *text) {
-    if (init->state == SERVE)
-        give_up(init, code, text);
+int host_init_tell(struct host_init *init, ncclResult_t code, const char *text) {
+    if (init->state != SERVE)
+        return 0;
+    accept_guests(init); /* who has knocked must hear it, too */
+    give_up(init, code, text);
+    return 1;
 }
 
 /* ---- joining --------------------------------------------------------------------------------------- */

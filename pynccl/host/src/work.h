@@ -120,8 +120,9 @@ int host_init_fd(const struct host_init *init);
 int host_init_here(const struct host_init *init, int rank);
 /* The process that gathers the ranks, where this one waits for its answer; else 0. */
 int host_init_server(const struct host_init *init);
-/* The creation fails for a reason that its own means cannot see: let those who have come know. */
-void host_init_tell(struct host_init *init, ncclResult_t code, const char *text);
+/* The creation fails for a reason that its own means cannot see: let those who have come know. 1 if this rank
+ * is the one to tell them: it goes on telling late comers for a moment, and then fails with this. */
+int host_init_tell(struct host_init *init, ncclResult_t code, const char *text);
 
 /* ---- the loop (engine.c) ---- */
 
