@@ -520,7 +520,9 @@ cdef class Family(Collectives):
         1
         >>> comm.close()
         """
-        cdef double patience = self.patience if timeout is None else seconds_of(timeout)
+        # By default the host library gives up first: it knows who is missing.
+        cdef double patience = self.patience + (5 if self.at.host else 0) if timeout is None else (
+            seconds_of(timeout))
         cdef double deadline = time.monotonic() + patience
         cdef double pause = 20e-6
         self.alive(b"wait_ready")
