@@ -1,4 +1,4 @@
-"""Communicators made from others, and the states between creation and end.
+r"""Communicators made from others, and the states between creation and end.
 
     CREATING -> OPEN -> FINALIZED -> CLOSED, ABORTED
         \--> PENDING --^                               PENDING: created in the background (blocking=False)
@@ -33,7 +33,7 @@ import time
 from pynccl._config import timeout as seconds_of
 from pynccl._uid import UNIQUE_ID_BYTES, UniqueId
 from pynccl.enums import Result
-from pynccl.errors import InvalidUsageError, NCCLTimeoutError
+from pynccl.errors import NCCLTimeoutError
 
 
 cdef int integer(str name, object value) except? -1:

@@ -36,9 +36,7 @@ def shrink(comm, exclude):
 @pytest.mark.parametrize("exclude", [[0], [3], [2, 1], [0, 1, 3]])
 def test_shrink_leaves_out_and_keeps_the_order(threads, exclude):
     stay = [rank for rank in range(4) if rank not in exclude]
-    wanted = [
-        (stay.index(rank), len(stay), stay) if rank in stay else None for rank in range(4)
-    ]
+    wanted = [(stay.index(rank), len(stay), stay) if rank in stay else None for rank in range(4)]
     world = threads(4)
     assert world.run(shrink, exclude) == wanted
     world.run(cases.sum_of_ranks)  # the parent still works
@@ -253,7 +251,9 @@ def test_creation_in_the_background_answers_at_once_and_gets_ready(crew):
         return took < 0.25, found
 
     outcomes = crew(3).run(live, 20)
-    assert [o.value for o in outcomes] == [(True, (2 - r, 3, [2, 1, 0])) for r in range(3)], outcomes
+    assert [o.value for o in outcomes] == [(True, (2 - r, 3, [2, 1, 0])) for r in range(3)], (
+        outcomes
+    )
 
 
 def test_one_thread_creates_all_ranks_in_the_background_without_a_group():

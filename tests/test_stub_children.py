@@ -83,12 +83,8 @@ def test_field_that_is_newer_than_nccl_is_refused_by_name():
     path = str(build_nccl_stub(22105))
     NcclStub(path).share(cuda())
     uid = pynccl.unique_id(path)
-    with pytest.raises(
-        pynccl.UnsupportedError, match=r"comm_name needs NCCL 2\.27, loaded 2\.21"
-    ):
-        pynccl.Communicator(
-            2, uid, 0, library=path, device=0, config=pynccl.Config(comm_name="a")
-        )
+    with pytest.raises(pynccl.UnsupportedError, match=r"comm_name needs NCCL 2\.27, loaded 2\.21"):
+        pynccl.Communicator(2, uid, 0, library=path, device=0, config=pynccl.Config(comm_name="a"))
 
 
 @on_device
