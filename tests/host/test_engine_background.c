@@ -258,6 +258,48 @@ static void abort_in_progress(void) {
     nothing_left(before);
 }
 
+/* A shrink says how it went itself: it succeeds on a communicator that has failed, and its failure is none of
+ * the communicator's. */
+static void shrink_in_progress(void) {
+    struct holdings before = count();
+    enum { N = 3 };
+    ncclConfig_t config = nonblocking();
+    ncclUniqueId id;
+    ncclComm_t c[N], less[2] = {NULL, NULL}, none = NULL;
+    ncclResult_t state;
+    int x = 1, exclude[] = {1}, others[] = {0};
+    OK(ncclGetUniqueId(&id));
+    for (int i = 0; i < N; i++)
+        BEGINS(ncclCommInitRankConfig(&c[i], N, id, i, &config));
+    for (int i = 0; i < N; i++)
+        CHECK(settle(c[i], 5) == ncclSuccess, "%s", pyncclHostLastError());
+    FAILS(ncclInProgress, ncclAllReduce(&x, &x, 1, ncclInt32, ncclSum, c[0], NULL));
+    FAILS(ncclInProgress, ncclCommShrink(c[0], exclude, 1, &less[0], NULL, NCCL_SHRINK_ABORT));
+    FAILS(ncclInvalidArgument, ncclCommShrink(c[0], exclude, 1, &none, NULL, NCCL_SHRINK_DEFAULT));
+    BEGINS(ncclCommShrink(c[2], exclude, 1, &less[1], NULL, NCCL_SHRINK_ABORT));
+    for (int i = 0; i < 2; i++) {
+        CHECK(settle(c[2 * i], 5) == ncclSuccess && less[i], "%s", pyncclHostLastError());
+        BEGINS(ncclAllReduce(&x, &x, 1, ncclInt32, ncclSum, less[i], NULL));
+    }
+    for (int i = 0; i < 2; i++) {
+        CHECK(settle(less[i], 5) == ncclSuccess, "%s", pyncclHostLastError());
+        OK(ncclCommDestroy(less[i]));
+    }
+    FAILS(ncclInvalidUsage, ncclAllReduce(&x, &x, 1, ncclInt32, ncclSum, c[0], NULL)); /* it has failed all the same */
+    has("shrunk during the call");
+    OK(ncclCommDestroy(c[1])); /* the survivor that the next one counts on */
+    FAILS(ncclInProgress, ncclCommShrink(c[2], others, 1, &none, NULL, NCCL_SHRINK_DEFAULT));
+    CHECK(settle(c[2], 5) == ncclRemoteError && !none, "%s", pyncclHostLastError());
+    has("rank 1");
+    FAILS(ncclInvalidArgument, ncclAllReduce(&x, &x, 1, (ncclDataType_t)99, ncclSum, c[2], NULL));
+    OK(ncclCommGetAsyncError(c[2], &state));
+    CHECK(state == ncclInvalidArgument, "%d", (int)state);
+    OK(ncclCommRevoke(c[2], 0));
+    OK(ncclCommDestroy(c[0]));
+    OK(ncclCommDestroy(c[2]));
+    nothing_left(before);
+}
+
 /* A fork in the middle of a creation: the child is told, and may create its own; the parent goes on. An exit
  * in the middle neither hangs nor crashes. */
 __attribute__((unused)) static void fork_and_exit(void) {
@@ -369,6 +411,7 @@ int main(void) {
     errors_stay();
     missing_rank();
     abort_in_progress();
+    shrink_in_progress();
 #if !defined(__SANITIZE_THREAD__) /* which allows no thread after a fork */
     fork_and_exit();
 #endif

@@ -96,8 +96,10 @@ static ncclResult_t check(struct ncclComm *c, struct host_call *call, int op, cu
     if (code)
         return code;
     code = check_call(c, call, op, stream);
-    if (code && c->nonblocking) /* as in NCCL: the error stays, whatever it was */
+    if (code && c->nonblocking) { /* as in NCCL: the error stays, whatever it was */
+        host_comm_forget_told(c);
         host_comm_break(c, code, host_fail_text(), host_fail_text());
+    }
     return code;
 }
 

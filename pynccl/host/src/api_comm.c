@@ -238,9 +238,7 @@ ncclResult_t pncclCommRevoke(ncclComm_t comm, int revokeFlags) {
     ncclResult_t before = (ncclResult_t)host_observe32(&comm->broken);
     if (!host_comm_drain(comm, HOST_STOP_REVOKE, HOST_DRAIN_NS))
         return host_group_poison(host_fail(ncclSystemError, "CommRevoke : a call on the communicator does not return"));
-    if (!before) /* what was under way has ended as it should */
-        host_publish32(&comm->broken, ncclSuccess);
-    host_comm_revoke(comm);
+    host_comm_revoke(comm, !before); /* what was under way has ended as it should */
     host_comm_reopen(comm, HOST_STOP_REVOKE);
     return ncclSuccess;
 }
@@ -258,9 +256,11 @@ ncclResult_t pncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
         *asyncError = ncclInProgress;
         return ncclSuccess;
     }
-    *asyncError = (ncclResult_t)host_observe32(&comm->broken);
-    if (*asyncError && comm->broken_text) /* which another thread may have met */
-        host_fail_recall(comm->broken_text);
+    uint32_t told = host_observe32(&comm->told);
+    *asyncError = told ? (ncclResult_t)(told - 1) : (ncclResult_t)host_observe32(&comm->broken);
+    const char *text = told ? comm->told_text : comm->broken_text;
+    if (*asyncError && text) /* which another thread may have met */
+        host_fail_recall(text);
     return ncclSuccess;
 }
 HOST_EXPORT(ncclCommGetAsyncError);

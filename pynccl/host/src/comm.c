@@ -193,6 +193,7 @@ void host_comm_end(struct ncclComm *c, enum host_state state, const char *by) {
     free(c->ops);
     free(c->shrunk);
     free(c->broken_text);
+    host_comm_forget_told(c);
     c->peers = NULL;
     c->ops = NULL;
     c->shrunk = NULL;
@@ -291,12 +292,24 @@ int host_comm_drain(struct ncclComm *c, enum host_stop why, uint64_t ns) {
     return 1;
 }
 
+void host_comm_forget_told(struct ncclComm *c) {
+    host_publish32(&c->told, 0);
+    free(c->told_text);
+    c->told_text = NULL;
+}
+
 void host_comm_reopen(struct ncclComm *c, enum host_stop why) {
     if (why != HOST_STOP_ABORT)
         host_claim32(&c->stop, why, HOST_STOP_NOT);
 }
 
-void host_comm_revoke(struct ncclComm *c) {
+void host_comm_revoke(struct ncclComm *c, int well) {
+    host_comm_forget_told(c);
+    if (well) {
+        host_publish32(&c->broken, ncclSuccess);
+        free(c->broken_text);
+        c->broken_text = NULL;
+    }
     host_publish32(&c->revoked, 1);
     host_seat_leave(host_seat(c->map, c->rank), HOST_REVOKED);
     ring_all(c->map);
@@ -312,6 +325,12 @@ static enum host_state failed_as(struct ncclComm *c) {
     default:
         return HOST_BROKEN;
     }
+}
+
+void host_comm_tell(struct ncclComm *c, ncclResult_t code, const char *text) {
+    host_comm_forget_told(c);
+    c->told_text = code ? strdup(text) : NULL;
+    host_publish32(&c->told, 1 + (uint32_t)code);
 }
 
 void host_comm_break(struct ncclComm *c, ncclResult_t code, const char *text, const char *cause) {

@@ -75,6 +75,11 @@ struct ncclComm {
 
     host_u32 broken;   /* ncclResult_t of a lasting error, repeated by every later call */
     char *broken_text; /* written before it */
+
+    /* What ncclCommGetAsyncError says in its place: 1 + the result of the last job, where that was a shrink or
+     * a split which does not care for the communicator's own failure, nor cause one. Else 0. */
+    host_u32 told;
+    char *told_text;
 };
 
 /* How many forks lie between the start of the library and this process. */
@@ -114,11 +119,14 @@ void host_comm_leave(struct ncclComm *c);
  * until host_comm_reopen; after an abort nobody ever can. */
 int host_comm_drain(struct ncclComm *c, enum host_stop why, uint64_t ns);
 void host_comm_reopen(struct ncclComm *c, enum host_stop why);
-/* No operations any more. The communicator must be drained. */
-void host_comm_revoke(struct ncclComm *c);
+/* No operations any more. The communicator must be drained. `well`: it had not failed before. */
+void host_comm_revoke(struct ncclComm *c, int well);
 
 /* The communicator has failed for good: remember it, and tell the peers, who get `code` and `cause`. */
 void host_comm_break(struct ncclComm *c, ncclResult_t code, const char *text, const char *cause);
+/* How a job went that says nothing about the communicator itself. `text` counts for errors. */
+void host_comm_tell(struct ncclComm *c, ncclResult_t code, const char *text);
+void host_comm_forget_told(struct ncclComm *c);
 /* Change this rank's state in the segment unless it has already left. */
 void host_seat_leave(struct host_seat *seat, enum host_state state);
 

@@ -203,6 +203,9 @@ static void keep_handles(struct host_work **works, int n, ncclResult_t code) {
 void host_works_run(struct host_work **works, int n) {
     ncclResult_t code = drive(works, n);
     keep_handles(works, n, code);
+    for (int i = 0; i < n; i++)
+        if (works[i]->entered && works[i]->tolerant)
+            host_comm_tell(works[i]->comm, code, host_fail_text());
     settle(works, n, code);
 }
 

@@ -80,6 +80,9 @@ ncclResult_t host_job_start(struct host_work **works, int n) {
     *j = (struct job){works, n};
     ncclResult_t code = enter(j);
     if (!code) {
+        for (int i = 0; i < n; i++)
+            if (works[i]->entered)
+                host_comm_forget_told(works[i]->comm);
         set_pending(j, 1);
         if (start_thread(j))
             return ncclInProgress;
