@@ -267,31 +267,31 @@ static void shrink_in_progress(void) {
     ncclUniqueId id;
     ncclComm_t c[N], less[2] = {NULL, NULL}, none = NULL;
     ncclResult_t state;
-    int x = 1, exclude[] = {1}, others[] = {0};
+    int x[] = {1, 1, 1}, exclude[] = {1}, others[] = {0};
     OK(ncclGetUniqueId(&id));
     for (int i = 0; i < N; i++)
         BEGINS(ncclCommInitRankConfig(&c[i], N, id, i, &config));
     for (int i = 0; i < N; i++)
         CHECK(settle(c[i], 5) == ncclSuccess, "%s", pyncclHostLastError());
-    FAILS(ncclInProgress, ncclAllReduce(&x, &x, 1, ncclInt32, ncclSum, c[0], NULL));
+    FAILS(ncclInProgress, ncclAllReduce(&x[0], &x[0], 1, ncclInt32, ncclSum, c[0], NULL));
     FAILS(ncclInProgress, ncclCommShrink(c[0], exclude, 1, &less[0], NULL, NCCL_SHRINK_ABORT));
     FAILS(ncclInvalidArgument, ncclCommShrink(c[0], exclude, 1, &none, NULL, NCCL_SHRINK_DEFAULT));
     BEGINS(ncclCommShrink(c[2], exclude, 1, &less[1], NULL, NCCL_SHRINK_ABORT));
     for (int i = 0; i < 2; i++) {
         CHECK(settle(c[2 * i], 5) == ncclSuccess && less[i], "%s", pyncclHostLastError());
-        BEGINS(ncclAllReduce(&x, &x, 1, ncclInt32, ncclSum, less[i], NULL));
+        BEGINS(ncclAllReduce(&x[i], &x[i], 1, ncclInt32, ncclSum, less[i], NULL));
     }
     for (int i = 0; i < 2; i++) {
         CHECK(settle(less[i], 5) == ncclSuccess, "%s", pyncclHostLastError());
         OK(ncclCommDestroy(less[i]));
     }
-    FAILS(ncclInvalidUsage, ncclAllReduce(&x, &x, 1, ncclInt32, ncclSum, c[0], NULL)); /* it has failed all the same */
+    FAILS(ncclInvalidUsage, ncclAllReduce(&x[0], &x[0], 1, ncclInt32, ncclSum, c[0], NULL)); /* it has failed all the same */
     has("shrunk during the call");
     OK(ncclCommDestroy(c[1])); /* the survivor that the next one counts on */
     FAILS(ncclInProgress, ncclCommShrink(c[2], others, 1, &none, NULL, NCCL_SHRINK_DEFAULT));
     CHECK(settle(c[2], 5) == ncclRemoteError && !none, "%s", pyncclHostLastError());
     has("rank 1");
-    FAILS(ncclInvalidArgument, ncclAllReduce(&x, &x, 1, (ncclDataType_t)99, ncclSum, c[2], NULL));
+    FAILS(ncclInvalidArgument, ncclAllReduce(x, x, 1, (ncclDataType_t)99, ncclSum, c[2], NULL));
     OK(ncclCommGetAsyncError(c[2], &state));
     CHECK(state == ncclInvalidArgument, "%d", (int)state);
     OK(ncclCommRevoke(c[2], 0));
