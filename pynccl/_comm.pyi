@@ -1,4 +1,3 @@
-from collections.abc import Iterable
 from datetime import timedelta
 from os import PathLike
 from types import TracebackType
@@ -19,7 +18,7 @@ class Communicator(Family):
     def __init__(
         self,
         nranks: int,
-        uid: bytes | Iterable[bytes],
+        uid: bytes | list[bytes] | tuple[bytes, ...],
         rank: int,
         *,
         device: int | None = None,

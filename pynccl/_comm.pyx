@@ -52,7 +52,7 @@ cdef class Communicator(Family):
     ----------
     nranks : int
         How many ranks there are.
-    uid : bytes, or sequence of bytes
+    uid : bytes, or list of bytes
         The id that one of them got from `unique_id`.  Several, the same on all ranks, share the
         work of meeting among them.
     rank : int
@@ -129,10 +129,10 @@ cdef class Communicator(Family):
 
     cdef int meet_under(self, object uid, object library) except -1:
         """Take the ids, and the library that they belong to."""
-        if isinstance(uid, (bytes, bytearray, memoryview, str)) or not hasattr(uid, "__iter__"):
-            uids = [UniqueId(uid)]
-        else:
+        if isinstance(uid, (list, tuple)) and all(isinstance(one, bytes) for one in uid):
             uids = [UniqueId(one) for one in uid]
+        else:
+            uids = [UniqueId(uid)]
         if not 1 <= len(uids) <= self.at.nranks:
             raise ValueError(
                 f"Communicator: {len(uids)} unique ids for nranks={self.at.nranks}; there must be at "

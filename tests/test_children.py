@@ -400,6 +400,18 @@ def test_config_refuses(words, error, text):
         pynccl.Config(**words)
 
 
+def test_all_ranks_of_a_thread_take_one_config():
+    comms = pynccl.init_all(2, library="host", config=BACKGROUND, timeout=10)
+    for comm in comms:
+        comm.wait_ready()
+    xs = [np.array([1]), np.array([2])]
+    with pynccl.group():
+        outs = [comm.all_reduce(x) for comm, x in zip(comms, xs, strict=True)]
+    assert [out.tolist() for out in outs] == [[3], [3]]
+    for comm in comms:
+        comm.close()
+
+
 def test_value_that_the_library_refuses_is_named():
     with pytest.raises(pynccl.InvalidArgumentError, match="CTAPolicy attribute value 9"):
         create(1, new_id(), 0, config=pynccl.Config(cta_policy=9))

@@ -68,7 +68,7 @@ LAYERS: dict[str, set[str]] = {
     "_settings": BUFFER | {"_nccl"},
     "_family": BUFFER | {"_nccl", "_collectives", "_uid", "_config", "_settings"},
     "_comm": BUFFER | {"_call", "_nccl", "_collectives", "_uid", "_end", "_config", "_family"},
-    "_init": BASE | {"_device", "_uid", "_comm", "_group", "_config", "_rendezvous"},
+    "_init": BASE | {"_settings", "_device", "_uid", "_comm", "_group", "_config", "_rendezvous"},
     "_cliques": BASE | {"_nccl", "_group", "_init"},
     "_batch": BUFFER | {"_call", "_nccl", "_cliques"},
     "_lists": BUFFER | {"_alloc", "_call", "_nccl", "_comm", "_batch"},

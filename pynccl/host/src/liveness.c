@@ -150,6 +150,24 @@ static void list_missing(struct host_text *t, const struct host_work *w) {
 
 /* ---- verdicts -------------------------------------------------------------------------------------- */
 
+/* The state of a rank, after looking at its process if it is its turn. To a tolerant work a rank that has
+ * failed or revoked is as good as any until it is gone. */
+static enum host_state state_of(struct host_seat *seat, int look, int tolerant) {
+    enum host_state state = (enum host_state)host_observe32(&seat->state);
+    int maimed = tolerant && (state == HOST_BROKEN || state == HOST_REVOKED);
+    if ((state <= HOST_ACTIVE || maimed) && look && seat->pid != (int)getpid() &&
+        process_gone(seat->pid, seat->start)) {
+        /* It may have departed properly just before it died. */
+        if (!host_claim32(&seat->state, HOST_ACTIVE, HOST_DEAD) && maimed)
+            host_claim32(&seat->gone, 0, HOST_DEAD);
+        state = (enum host_state)host_observe32(&seat->state);
+    }
+    if (!tolerant || (state != HOST_BROKEN && state != HOST_REVOKED))
+        return state;
+    state = (enum host_state)host_observe32(&seat->gone);
+    return state ? state : HOST_ACTIVE;
+}
+
 static ncclResult_t left(struct host_work *w, int rank, enum host_state state, struct host_text *cause) {
     static const char *const how[] = {
         [HOST_FINALIZED] = "has finalized its communicator",
@@ -215,7 +233,7 @@ static void chain(struct host_text *t, const struct host_work *w) {
         int at = r, links = 0;
         while (at != w->comm->rank && links < 8) { /* it may be a circle, through this rank or not */
             struct host_seat *seat = host_seat(map, at);
-            int next = (int)host_peek32(&seat->waits_for) - 1;
+            int next = (int)host_observe32(&seat->waits_for) - 1;
             if (next < 0 || next >= map->nranks) {
                 uint32_t pid = host_peek32(&seat->waits_outside);
                 if (pid)
@@ -240,6 +258,12 @@ static ncclResult_t too_late(struct host_work *w, uint64_t waited, struct host_t
     list_missing(&t, w);
     chain(&t, w);
     hint(&t, w);
+    /* A missing rank may have given up meanwhile, and waits for nobody any more: then its own text says more. */
+    for (int r = missing(w, 0); r >= 0; r = missing(w, r + 1)) {
+        enum host_state state = state_of(host_seat(w->comm->map, r), 0, w->tolerant);
+        if (state > HOST_ACTIVE)
+            return left(w, r, state, cause);
+    }
     host_text_add(cause, "%s", buffer);
     return host_fail(ncclTimeout, "%s", buffer);
 }
@@ -254,24 +278,6 @@ static void warn(struct host_work *w) {
     hint(&t, w);
     host_notice("%s", buffer);
     w->warned = 1;
-}
-
-/* The state of a rank, after looking at its process if it is its turn. To a tolerant work a rank that has
- * failed or revoked is as good as any until it is gone. */
-static enum host_state state_of(struct host_seat *seat, int look, int tolerant) {
-    enum host_state state = (enum host_state)host_observe32(&seat->state);
-    int maimed = tolerant && (state == HOST_BROKEN || state == HOST_REVOKED);
-    if ((state <= HOST_ACTIVE || maimed) && look && seat->pid != (int)getpid() &&
-        process_gone(seat->pid, seat->start)) {
-        /* It may have departed properly just before it died. */
-        if (!host_claim32(&seat->state, HOST_ACTIVE, HOST_DEAD) && maimed)
-            host_claim32(&seat->gone, 0, HOST_DEAD);
-        state = (enum host_state)host_observe32(&seat->state);
-    }
-    if (!tolerant || (state != HOST_BROKEN && state != HOST_REVOKED))
-        return state;
-    state = (enum host_state)host_observe32(&seat->gone);
-    return state ? state : HOST_ACTIVE;
 }
 
 static ncclResult_t verdict_on(struct host_work *w, const struct host_watch *watch, struct host_work *const *all,
