@@ -1,5 +1,6 @@
 """Communicators made from others, what revokes and finishes them, and those created in the background."""
 
+import _thread
 import gc
 import os
 import pickle
@@ -104,6 +105,22 @@ def shrink_under_a_call(comm):
 def test_shrink_ends_the_call_of_another_thread():
     with ThreadWorld(3) as world:
         assert world.run(shrink_under_a_call)[2] == (1, 2, [0, 2])
+
+
+def count_on_an_idle_rank(comm):
+    if comm.rank == 0:
+        start = time.monotonic()
+        with pytest.raises(pynccl.NCCLTimeoutError, match="rank 2"):
+            comm.shrink([1], timeout=0.3)
+        with pytest.raises(pynccl.NCCLTimeoutError, match="CommSplit #1.*rank 2"):
+            comm.split(0, timeout=0.3)
+        return time.monotonic() - start
+    return None
+
+
+def test_child_has_a_time_of_its_own():
+    with ThreadWorld(3) as world:
+        assert 0.5 < world.run(count_on_an_idle_rank)[0] < 3
 
 
 # --- grow ------------------------------------------------------------------------------------------------
@@ -320,6 +337,33 @@ def test_failed_call_of_a_nonblocking_communicator_names_the_peer(crew):
 
     outcomes = crew(2).run(live, 20)
     assert all(o.error is None for o in outcomes), outcomes
+
+
+def test_ctrl_c_in_a_nonblocking_call_ends_it(crew):
+    uid = new_id()
+    comms = [None, None]
+
+    def create_one(rank):
+        comms[rank] = pynccl.Communicator(2, uid, rank, config=BACKGROUND, timeout=30)
+        comms[rank].wait_ready()
+
+    assert all(o.error is None for o in crew(2).run(create_one, 20))
+    before = background_threads()
+    timer = threading.Timer(0.3, _thread.interrupt_main)
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        comms[0].all_reduce(np.arange(100_000))
+    assert time.monotonic() - start < 2
+    with pytest.raises(pynccl.InvalidUsageError, match="revoked"):
+        comms[0].all_reduce(np.arange(3))
+    with pytest.raises(pynccl.RemoteError, match="rank 0 .*revoked"):
+        for _ in range(2):  # the first may still be answered by what was published
+            comms[1].all_reduce(np.arange(100_000))
+    timer.join()
+    for comm in comms:
+        comm.close()
+    nothing_left(holdings(), before)
 
 
 # --- several ids, and settings ---------------------------------------------------------------------------

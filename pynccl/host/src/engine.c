@@ -58,6 +58,10 @@ uint64_t host_timeout_ns(double seconds) {
     return seconds < 1e9 ? (uint64_t)(seconds * 1e9) : (uint64_t)1e18;
 }
 
+uint64_t host_init_patience(void) {
+    return init_timeout >= 0 ? host_timeout_ns(init_timeout) + 1 : 0;
+}
+
 struct round {
     struct host_work **works;
     int n;
@@ -246,7 +250,7 @@ void host_work_set(struct host_work *w, enum host_type type, struct ncclComm *c,
     w->serial = c->serial;
     w->comm = c;
     w->before = NULL;
-    w->since = 0;
+    w->since = w->patience = 0;
     w->init = NULL;
     w->newcomm = NULL;
     w->wishes = NULL;

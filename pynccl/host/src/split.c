@@ -18,6 +18,8 @@
 
 #include "work.h"
 
+#define GRACE_NS UINT64_C(500000000)
+
 /* One rank's part in a gathering. */
 static struct host_wish *set_wish(struct host_work *w, struct ncclComm *c, int kind) {
     size_t n = (size_t)c->nranks;
@@ -33,6 +35,7 @@ static struct host_wish *set_wish(struct host_work *w, struct ncclComm *c, int k
         .dtype = ncclInt8};
     host_work_set(w, HOST_WORK_SPLIT, c, &call);
     w->wishes = wishes;
+    w->patience = host_init_patience();
     w->tolerant = host_observe32(&c->revoked) != 0;
     return own;
 }
@@ -100,9 +103,12 @@ int host_split_server(const struct host_work *w) {
 
 static enum host_step begin_child(struct host_work *w, int nranks, int rank, const uint8_t id[HOST_ID]) {
     struct ncclComm *parent = w->comm;
+    uint64_t patience = w->patience ? w->patience : parent->timeout;
+    /* Who watches the parent (liveness.c) is to be first: it names ranks as the caller knows them. */
+    uint64_t grace = w->call.kind == HOST_GROW ? 0 : GRACE_NS;
     w->child = host_comm_new();
     if (w->child)
-        w->init = host_init_new(w->child, nranks, rank, id, parent->timeout);
+        w->init = host_init_new(w->child, nranks, rank, id, patience + grace);
     if (!w->init) {
         w->result = host_fail(ncclSystemError, "%s: out of memory", HOST_ROWS[w->call.kind].name);
         return HOST_FAILED;
@@ -208,6 +214,7 @@ int host_shrink_set(struct host_work *w, struct ncclComm *c, const int *exclude,
     uint8_t id[HOST_ID];
     host_work_set(w, HOST_WORK_SHRINK, c, &(struct host_call){.kind = HOST_SPLIT});
     w->tolerant = 1;
+    w->patience = host_init_patience();
     w->child_nonblocking = nonblocking;
     w->places = calloc((size_t)c->nranks, sizeof *w->places);
     if (!w->places || !shrink_id(c, exclude, n, id)) {

@@ -61,6 +61,7 @@ struct host_work {
     struct ncclComm *comm;    /* for INIT: the one being created */
     struct host_work *before; /* must be done first */
     uint64_t since;           /* when the loop first found it stalled; 0: not yet */
+    uint64_t patience;        /* ns that it may wait; 0: what the communicator says */
     struct host_call call;
     union {
         struct host_collective collective;
@@ -138,5 +139,7 @@ void host_set_interrupt(int (*hook)(void));
 void host_set_init_timeout(double seconds);
 double host_init_timeout(void);
 uint64_t host_timeout_ns(double seconds);
+/* What the calling thread has set for creations, 0 if nothing. */
+uint64_t host_init_patience(void);
 
 #endif
