@@ -1,9 +1,9 @@
 from collections.abc import Iterable
 from datetime import timedelta
 from os import PathLike
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
-from typing_extensions import disjoint_base
+from typing_extensions import Self, disjoint_base
 
 from ._collectives import Collectives
 from ._comm import Communicator
