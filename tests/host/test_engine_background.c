@@ -202,6 +202,27 @@ static void errors_stay(void) {
     has("Blocking and nonblocking communicators are not allowed in the same group.");
     FAILS(ncclInvalidArgument, ncclGroupEnd());
     CHECK(!a && !b, "handles");
+
+    OK(ncclGroupStart()); /* a group that fails takes its creations with it */
+    OK(ncclCommInitRankConfig(&b, 1, two[1], 0, &config));
+    OK(ncclCommGetAsyncError(b, &state));
+    FAILS(ncclInvalidArgument, ncclAllReduce(&x, &x, 1, ncclInt32, ncclSum, b, NULL));
+    has("being created by a group");
+    FAILS(ncclInvalidArgument, ncclGroupEnd());
+    CHECK(!b, "a handle");
+
+    FAILS(ncclInProgress, ncclCommInitRankConfig(&b, 1, two[1], 0, &config));
+    CHECK(settle(b, 5) == ncclSuccess, "%s", pyncclHostLastError());
+    for (int last = 0; last < 2; last++) { /* in a mixed group of operations the last one decides */
+        int y[2] = {1, 2};
+        OK(ncclGroupStart());
+        for (int i = 0; i < 2; i++)
+            OK(ncclAllReduce(&x, &y[i], 1, ncclInt32, ncclSum, i == last ? b : blocking, NULL));
+        FAILS(last ? ncclInProgress : ncclSuccess, ncclGroupEnd());
+        CHECK(settle(blocking, 5) == ncclSuccess && settle(b, 5) == ncclSuccess, "%s", pyncclHostLastError());
+        CHECK(y[0] == x && y[1] == x, "%d %d", y[0], y[1]);
+    }
+    OK(ncclCommDestroy(b));
     OK(ncclCommDestroy(blocking));
 }
 
