@@ -229,6 +229,8 @@ cdef class Communicator(Family):
         if result == <ncclResult_t>GIVEN_UP:
             self.parent = None
             return 0
+        if result == ncclInProgress:        # NCCL_COMM_BLOCKING may have made it so
+            self.nonblocking = True
         try:
             if result == ncclInProgress and self.deferred and self.parent is None:
                 self.state = PENDING

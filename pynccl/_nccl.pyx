@@ -551,7 +551,7 @@ cdef class CommBase:
     cdef int settle(self, ncclResult_t result, const char *function) except -1:
         """Raise for a result that is not success; wait where a nonblocking call is under way."""
         interrupted()
-        if result == ncclInProgress and self.nonblocking:
+        if result == ncclInProgress:
             return self.wait(function)
         raise failure(result, function, self.api, self.handle, self.at.rank)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pynccl
-from helpers import cases
+from helpers import cases, scripts
 from helpers.ranks import ThreadWorld, create, new_id
 
 
@@ -364,6 +364,30 @@ def test_ctrl_c_in_a_nonblocking_call_ends_it(crew):
     for comm in comms:
         comm.close()
     nothing_left(holdings(), before)
+
+
+BY_ENVIRONMENT = """
+import array
+import pynccl
+
+comms = [pynccl.Communicator(1, pynccl.unique_id("host"), 0, config=config, timeout=10)
+         for config in (None, pynccl.Config(blocking=False), pynccl.Config(blocking=True))]
+for comm in comms:
+    comm.wait_ready()
+    part = comm.split(0)
+    x = array.array("i", [4])
+    with pynccl.group():
+        part.all_reduce(x, out=x)
+        comm.broadcast(x)
+    part.close()
+    comm.close()
+    print(x[0])
+"""
+
+
+@pytest.mark.parametrize("blocking", ["0", "1", "2"])
+def test_environment_decides_whether_calls_block(blocking):
+    assert scripts.run(BY_ENVIRONMENT, NCCL_COMM_BLOCKING=blocking).split() == ["4"] * 3
 
 
 # --- several ids, and settings ---------------------------------------------------------------------------
