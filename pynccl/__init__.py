@@ -10,6 +10,7 @@ try:
     from ._group import Group, group
     from ._init import init, init_all
     from ._nccl import Library
+    from ._settings import Config
     from ._uid import UniqueId, library, unique_id, version_code
 except ImportError as error:
     # An uncompiled source tree on sys.path hides an installed package; nobody guesses that.
@@ -49,6 +50,7 @@ __all__ = [
     "Buffer",
     "Communicator",
     "CommunicatorClosedError",
+    "Config",
     "CudaError",
     "DataType",
     "Group",

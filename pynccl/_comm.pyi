@@ -5,24 +5,25 @@ from typing import TypeAlias
 
 from typing_extensions import disjoint_base
 
-from ._collectives import Collectives
+from ._family import Family
+from ._settings import Config
 
 _Choice: TypeAlias = str | PathLike[str]
 _Seconds: TypeAlias = float | timedelta | None
 
 EXIT_SECONDS: float
-UNIQUE_ID_BYTES: int
 
 @disjoint_base
-class Communicator(Collectives):
+class Communicator(Family):
     def __init__(
         self,
         nranks: int,
-        uid: bytes,
+        uid: bytes | list[bytes] | tuple[bytes, ...],
         rank: int,
         *,
         device: int | None = None,
         timeout: _Seconds = None,
+        config: Config | None = None,
         library: _Choice = "auto",
     ) -> None: ...
     @classmethod
@@ -41,9 +42,6 @@ class Communicator(Collectives):
     def closed(self) -> bool: ...
     @property
     def handle(self) -> int: ...
-    def split(
-        self, color: int | None, key: int = 0, *, timeout: _Seconds = None
-    ) -> Communicator | None: ...
     def close(self, timeout: _Seconds = None) -> None: ...
     def abort(self) -> None: ...
     def __enter__(self) -> Communicator: ...

@@ -6,19 +6,20 @@ while open gives a warning; at exit the exit hook ends what is left, within a li
 """
 
 from libc.stdint cimport uintptr_t
-from libc.string cimport memcpy
 
 from pynccl._device cimport current_device, enter_device, leave_device
 from pynccl._call cimport UserOp
 from pynccl._end cimport abort_all, orphan
+from pynccl._family cimport Family, integer
 from pynccl._nccl cimport (
     ABORTED,
     CLOSED,
     CREATING,
+    FINALIZED,
+    GIVEN_UP,
     OPEN,
+    PENDING,
     UNBORN,
-    NCCL_CONFIG_DEFAULT,
-    NCCL_SPLIT_NOCOLOR,
     failure,
     forks,
     ncclComm_t,
@@ -27,7 +28,6 @@ from pynccl._nccl cimport (
     ncclInvalidUsage,
     ncclResult_t,
     ncclSuccess,
-    ncclUniqueId,
     Recorder,
     recorder,
     went,
@@ -40,10 +40,10 @@ import warnings
 import weakref
 
 from pynccl import _config
-from pynccl._uid import UNIQUE_ID_BYTES, UniqueId
+from pynccl._uid import UniqueId
 from pynccl.errors import InvalidUsageError, NCCLError, NCCLTimeoutError
 
-cdef class Communicator(Collectives):
+cdef class Communicator(Family):
     """A set of ranks that communicate; this object is one of them.
 
     Creation is collective: it returns when all `nranks` ranks have called it with the same `uid`.
@@ -52,8 +52,9 @@ cdef class Communicator(Collectives):
     ----------
     nranks : int
         How many ranks there are.
-    uid : bytes
-        The id that one of them got from `unique_id`.
+    uid : bytes, or list of bytes
+        The id that one of them got from `unique_id`.  Several, the same on all ranks, share the
+        work of meeting among them.
     rank : int
         This rank, from 0 to ``nranks - 1``.
     device : int, optional
@@ -62,6 +63,8 @@ cdef class Communicator(Collectives):
         Seconds that the creation and every later wait may take; 30 minutes by default, or
         ``PYNCCL_TIMEOUT``.  On NCCL it makes the communicator nonblocking, which costs a thread
         inside NCCL for each call.
+    config : Config, optional
+        Settings.  With ``blocking=False`` this returns at once; see `wait_ready`.
     library : {"auto", "nccl", "host"} or path, default: "auto"
         Library to use; "auto" follows the id.
 
@@ -82,7 +85,8 @@ cdef class Communicator(Collectives):
 
     Notes
     -----
-    C functions: ``ncclCommInitRank``, ``ncclCommInitRankConfig``, NCCL 2.0 and 2.14.
+    C functions: ``ncclCommInitRank``, ``ncclCommInitRankConfig`` and ``ncclCommInitRankScalable``,
+    NCCL 2.0, 2.14 and 2.23.
 
     Examples
     --------
@@ -95,15 +99,13 @@ cdef class Communicator(Collectives):
     def __cinit__(self):
         self.state = UNBORN
         self.born = forks()
-        self.device_index = -1
-        self.config = NCCL_CONFIG_DEFAULT
         self.at.comm = <void *>self
 
-    def __init__(self, nranks, uid, rank, *, device=None, timeout=None, library="auto"):
+    def __init__(self, nranks, uid, rank, *, device=None, timeout=None, config=None, library="auto"):
         if self.state != UNBORN:
             raise ValueError("Communicator: __init__ was called twice")
-        self.at.nranks = _integer("nranks", nranks)
-        self.at.rank = _integer("rank", rank)
+        self.at.nranks = integer("nranks", nranks)
+        self.at.rank = integer("rank", rank)
         if self.at.nranks < 1:
             raise ValueError(f"Communicator: nranks is {nranks}; it must be at least 1")
         if not 0 <= self.at.rank < self.at.nranks:
@@ -111,25 +113,47 @@ cdef class Communicator(Collectives):
                 f"Communicator: rank {rank} is not in 0 to {nranks - 1} (nranks is {nranks})"
             )
         if device is not None:
-            self.device_index = _integer("device", device)
+            self.device_index = integer("device", device)
             if self.device_index < 0:
                 raise ValueError(f"Communicator: device {device} is negative")
         self.patience = _config.timeout(timeout)
-        uid = UniqueId(uid)
-        if (library is None or library == "auto") and uid.kind == "host":
-            library = "host"
-        self.library = load(library)
-        if uid.kind != self.library.kind:
-            raise ValueError(
-                f"Communicator: the unique id was made by the {uid.kind} library, and "
-                f"{self.library!r} was chosen; use one library for both"
-            )
-        memcpy(self.uid.internal, <const char *>uid, UNIQUE_ID_BYTES)
+        self.set_config(config)
+        self.meet_under(uid, library)
         # A blocking call of NCCL cannot be left: only a nonblocking communicator can keep a deadline.
-        if self.library.kind == "nccl" and timeout is not None:
+        if self.settings is not None and "blocking" in self.settings.values:
+            self.nonblocking = self.deferred = self.config.blocking == 0
+        elif self.library.kind == "nccl" and timeout is not None:
             self.nonblocking = True
             self.config.blocking = 0
         self.born_now()
+
+    cdef int meet_under(self, object uid, object library) except -1:
+        """Take the ids, and the library that they belong to."""
+        if isinstance(uid, (list, tuple)) and all(isinstance(one, bytes) for one in uid):
+            uids = [UniqueId(one) for one in uid]
+        else:
+            uids = [UniqueId(uid)]
+        if not 1 <= len(uids) <= self.at.nranks:
+            raise ValueError(
+                f"Communicator: {len(uids)} unique ids for nranks={self.at.nranks}; there must be at "
+                f"least one, and at most one a rank"
+            )
+        if (library is None or library == "auto") and uids[0].kind == "host":
+            library = "host"
+        self.library = load(library)
+        for one in uids:
+            if one.kind != self.library.kind:
+                raise ValueError(
+                    f"Communicator: the unique id was made by the {one.kind} library, and "
+                    f"{self.library!r} was chosen; use one library for both"
+                )
+        self.set_ids(b"".join(uids))
+        if self.settings is not None:
+            self.settings.fits(self.library)
+        return 0
+
+    cdef Family sibling(self):
+        return Communicator.__new__(Communicator)
 
     cdef int born_now(self) except -1:
         """Create now, or queue the creation in the open group."""
@@ -182,7 +206,6 @@ cdef class Communicator(Collectives):
 
     cdef ncclResult_t create(self) except *:
         cdef ncclResult_t result
-        cdef const ncclUniqueId *uid = &self.uid
         cdef bint elsewhere = not self.at.host and self.device_index >= 0
         cdef void *before = NULL
         if self.at.host:
@@ -192,15 +215,7 @@ cdef class Communicator(Collectives):
         if self.parent is not None:
             self.parent.busy += 1
         with nogil:
-            if self.parent is not None:
-                result = self.api.ncclCommSplit(
-                    self.parent.handle, self.color, self.key, &self.handle,
-                    NULL if self.at.host else &self.config)
-            elif self.nonblocking:
-                result = self.api.ncclCommInitRankConfig(
-                    &self.handle, self.at.nranks, uid[0], self.at.rank, &self.config)
-            else:
-                result = self.api.ncclCommInitRank(&self.handle, self.at.nranks, uid[0], self.at.rank)
+            result = self.call()
             if elsewhere:
                 leave_device(before)
         if self.parent is not None:
@@ -209,29 +224,49 @@ cdef class Communicator(Collectives):
 
     cdef int created(self, ncclResult_t result) except -1:
         """Take the result of the creation: open, or as if it had never been."""
-        cdef const char *function = b"ncclCommInitRank" if self.parent is None else b"ncclCommSplit"
+        cdef CommBase asked = self if self.parent is None else self.parent
         self.state = UNBORN
+        if result == <ncclResult_t>GIVEN_UP:
+            self.parent = None
+            return 0
+        if result == ncclInProgress:        # NCCL_COMM_BLOCKING may have made it so
+            self.nonblocking = True
         try:
-            if result == ncclInProgress and self.nonblocking and self.handle is not NULL:
-                self.wait(function)
-            elif result == ncclInProgress:
-                return 0                # the group was given up before its end
-            elif result != ncclSuccess:
-                self.settle(result, function)
+            if result == ncclInProgress and self.deferred and self.parent is None:
+                self.state = PENDING
+            elif result == ncclInProgress and asked.handle is not NULL:
+                self.wait_for(asked)
+            elif result != ncclSuccess and result != ncclInProgress:
+                self.settle(result, self.function())
             if self.handle is NULL:
                 self.state = CLOSED     # a split without a color: this rank is in no part
                 return 0
-            self.read_back()
+            if self.state != PENDING:
+                self.opened()
         except BaseException:
             if went(result) and self.handle is not NULL:
                 self.give_up()          # the library has it, the user will not
+            self.state = UNBORN
             self.handle = NULL
             raise
         finally:
             self.parent = None
-        self.state = OPEN
         _alive.add(self)
         _watch_exit()
+        return 0
+
+    cdef int wait_for(self, CommBase asked) except -1:
+        """Wait for a nonblocking creation; `asked` knows how it goes."""
+        try:
+            return asked.wait(self.function())
+        except BaseException:
+            if asked is not self:
+                _unfinished.append(self)        # the library may still write its handle here
+            raise
+
+    cdef int opened(self) except -1:
+        self.read_back()
+        self.state = OPEN
         return 0
 
     @classmethod
@@ -282,7 +317,7 @@ cdef class Communicator(Collectives):
         comm.api = comm.library.api
         comm.at.host = comm.library.kind == "host"
         comm.at.version = comm.library.version
-        comm.nonblocking = not comm.at.host     # it may be; a blocking one is never in progress
+        comm.nonblocking = True     # it may be; a blocking one is never in progress
         comm.foreign = True
         comm.handle = <ncclComm_t><uintptr_t>handle
         comm.read_back()
@@ -292,6 +327,8 @@ cdef class Communicator(Collectives):
     cdef int give_up(self) except -1:
         abort_all([orphan(self.library, self.handle, NULL, -1)], EXIT_SECONDS)
         self.handle = NULL
+        self.state = ABORTED
+        self.leave()
         return 0
 
     cdef int read_back(self) except -1:
@@ -336,7 +373,7 @@ cdef class Communicator(Collectives):
     @property
     def closed(self):
         """bool: Whether it cannot be used any more."""
-        return self.state != OPEN or self.born != forks()
+        return not self.is_whole()
 
     @property
     def handle(self):
@@ -345,73 +382,15 @@ cdef class Communicator(Collectives):
         return <uintptr_t>self.handle
 
     def __repr__(self):
-        state = {UNBORN: "not created", CREATING: "being created", OPEN: "open", CLOSED: "closed",
-                 ABORTED: "aborted"}[self.state]
-        if self.state == OPEN and self.born != forks():
+        state = {UNBORN: "not created", CREATING: "being created", PENDING: "being created", OPEN: "open",
+                 FINALIZED: "finalized", CLOSED: "closed", ABORTED: "aborted"}[self.state]
+        if PENDING <= self.state <= FINALIZED and not self.is_whole():
             state = "of the process before the fork"
         where = f" of {self.library.kind}" if self.library is not None else ""
         return f"<Communicator rank {self.at.rank} of {self.at.nranks}{where}, {state}>"
 
     def __reduce__(self):
         raise TypeError("a Communicator cannot be pickled: share a unique_id and create it on each rank")
-
-    # ---- dividing
-
-    def split(self, color, key=0, *, timeout=None):
-        """Divide the ranks into new communicators; every rank must call it.
-
-        Parameters
-        ----------
-        color : int or None
-            Ranks of one color form one communicator; None joins none.
-        key : int, default: 0
-            Orders the ranks of a color, ties by rank here.
-        timeout : float or timedelta, optional
-            As for `Communicator`; the default is this communicator's.
-
-        Returns
-        -------
-        Communicator or None
-            The new one, or None where `color` is None.
-
-        Raises
-        ------
-        TypeError, ValueError
-            `color` is negative, or an argument is not an int.
-        NCCLError
-            The library reported a failure.
-
-        Notes
-        -----
-        C function: ``ncclCommSplit``, NCCL 2.18.
-
-        Examples
-        --------
-        >>> import pynccl
-        >>> with pynccl.Communicator(1, pynccl.unique_id("host"), 0) as comm:
-        ...     with comm.split(color=0) as part:
-        ...         part.nranks
-        1
-        """
-        cdef Communicator child
-        self.ready(b"split")
-        child = Communicator.__new__(Communicator)
-        child.color = NCCL_SPLIT_NOCOLOR if color is None else _integer("color", color)
-        child.key = _integer("key", key)
-        if color is not None and child.color < 0:
-            raise ValueError(
-                f"split: color {color} is negative; use 0 or more, or None to join no communicator"
-            )
-        child.patience = self.patience if timeout is None else _config.timeout(timeout)
-        child.library = self.library
-        child.parent = self
-        child.device_index = self.at.device
-        child.at.rank = self.at.rank        # until it has one of its own: errors name this one
-        child.nonblocking = self.nonblocking
-        if self.nonblocking:
-            child.config.blocking = 0
-        child.born_now()
-        return None if color is None else child
 
     # ---- the end
 
@@ -438,8 +417,11 @@ cdef class Communicator(Collectives):
         C function: ``ncclCommDestroy``, NCCL 2.0.
         """
         cdef ncclResult_t result
-        if self.state != OPEN or self.born != forks():
+        if not self.is_whole():
             self.leave()
+            return
+        if self.state == PENDING:
+            self.abort()        # there is nothing to finish
             return
         if recorder() is not None:
             raise ValueError("close: the group's calls have not run yet; close after it ends")
@@ -484,7 +466,7 @@ cdef class Communicator(Collectives):
         C function: ``ncclCommAbort``, NCCL 2.4.
         """
         cdef ncclResult_t result
-        if self.state != OPEN or self.born != forks():
+        if not self.is_whole():
             self.leave()
             return
         self.state = ABORTED
@@ -506,7 +488,7 @@ cdef class Communicator(Collectives):
         return 0
 
     def __enter__(self):
-        if self.state != CREATING:
+        if self.state != CREATING and self.state != PENDING:
             self.ready(b"with")
         return self
 
@@ -522,17 +504,17 @@ cdef class Communicator(Collectives):
                 value.add_note(f"The communicator's abort failed: {error}")
 
     def __del__(self):
-        if self.state != OPEN or self.born != forks() or self.foreign:
+        if not self.is_whole() or self.foreign:
             return
         rank, nranks = self.at.rank, self.at.nranks
         self.leave()
-        self.state = CLOSED
         if self.at.host:
             # Local and immediate on the host library: peers see that this rank has left.
-            self.api.ncclCommDestroy(self.handle)
+            end_here(self)
         else:
             # Collective on NCCL, so not from here: the exit hook aborts it.
             _orphans.append((orphan(self.library, self.handle, NULL, -1), self.born))
+        self.state = CLOSED
         self.handle = NULL
         warnings.warn(
             f"communicator (rank {rank} of {nranks}) was never closed; use it in a with-block",
@@ -542,16 +524,12 @@ cdef class Communicator(Collectives):
         )
 
 
-cdef int _integer(str name, object value) except? -1:
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, not a bool")
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an int, not {type(value).__name__!r}") from None
-    if not -2**31 <= value < 2**31:
-        raise ValueError(f"{name} {value} does not fit in 32 bits")
-    return value
+cdef void end_here(Communicator comm) noexcept:
+    """End one of the host library without a word; one that is still being created can only be aborted."""
+    if comm.state == PENDING:
+        comm.api.ncclCommAbort(comm.handle)
+    else:
+        comm.api.ncclCommDestroy(comm.handle)
 
 
 # ---- the end of the process --------------------------------------------------------------------
@@ -560,6 +538,7 @@ EXIT_SECONDS = 2.0
 
 cdef object _alive = weakref.WeakSet()
 cdef list _orphans = []
+cdef list _unfinished = []      # never freed
 cdef bint _watching = False
 
 
@@ -577,12 +556,12 @@ def _at_exit():
     cdef Communicator comm
     left = [one for one, born in _orphans if born == forks()]   # not the parent's, in a forked child
     for comm in list(_alive):
-        if comm.born != forks() or comm.state != OPEN:
+        if not comm.is_whole():
             continue
-        comm.state = CLOSED
         comm.leave()
         if not comm.at.host:
             left.append(orphan(comm.library, comm.handle, NULL, -1))
         elif not comm.busy:
-            comm.api.ncclCommDestroy(comm.handle)
+            end_here(comm)
+        comm.state = CLOSED
     abort_all(left, EXIT_SECONDS)

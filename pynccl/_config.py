@@ -95,6 +95,20 @@ ENV: dict[str, Variable] = {
             str,
             "NCCL's own log level (VERSION, WARN, INFO, TRACE); the host library understands it too.",
         ),
+        Variable(
+            "NCCL_COMM_BLOCKING",
+            None,
+            str,
+            "NCCL's: 0 makes every communicator nonblocking, 1 none, whatever their settings say; "
+            "the host library understands it too.",
+        ),
+        Variable(
+            "NCCL_COMM_ID",
+            None,
+            str,
+            "NCCL's: a fixed meeting place of ranks; where it is set, no communicator gives an id to "
+            "grow by.",
+        ),
     )
 }
 

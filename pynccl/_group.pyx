@@ -14,6 +14,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from pynccl._buffer cimport BufferView, keep
 from pynccl._call cimport Call
 from pynccl._nccl cimport (
+    GIVEN_UP,
     CommBase,
     Library,
     NCCL_UNDEF_FLOAT,
@@ -273,7 +274,7 @@ cdef class Group(Recorder):
         """Forget what was recorded: the block ended with an exception."""
         self.count = 0
         for comm in self.creations:
-            (<CommBase>comm).created(ncclInProgress)
+            (<CommBase>comm).created(<ncclResult_t>GIVEN_UP)
         self.creations = []
         self.comms = []
         self.gates = []
@@ -387,7 +388,10 @@ cdef class Group(Recorder):
                 error = error or e
         if error is not None:
             raise error
-        return ncclSuccess if result == ncclInProgress else result
+        if result == ncclInProgress:
+            self.report(result, -1)
+            return ncclSuccess
+        return result
 
     cdef int report(self, ncclResult_t result, Py_ssize_t failed) except -1:
         """Wait for nonblocking communicators, or raise what the library reported."""

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import timedelta
 
+    from ._settings import Config
+
 
 def init_all(
     devices: int | Iterable[int],
     *,
     timeout: float | timedelta | None = None,
+    config: Config | None = None,
     library: str | os.PathLike[str] = "auto",
 ) -> list[Communicator]:
     """Create one communicator per device, all of them in this thread.
@@ -32,6 +35,8 @@ def init_all(
     devices : int or sequence of int
         CUDA devices in rank order, or how many to take; on the host library, numbers of slots.
     timeout : float or timedelta, optional
+        As for `Communicator`.
+    config : Config, optional
         As for `Communicator`.
     library : {"auto", "nccl", "host"} or path, default: "auto"
         Library to use.
@@ -94,13 +99,24 @@ def init_all(
     uid = unique_id(library)
     with group():
         return [
-            Communicator(len(numbers), uid, rank, device=device, timeout=timeout, library=library)
+            Communicator(
+                len(numbers),
+                uid,
+                rank,
+                device=device,
+                timeout=timeout,
+                config=config,
+                library=library,
+            )
             for rank, device in enumerate(numbers)
         ]
 
 
 def init(
-    *, timeout: float | timedelta | None = None, library: str | os.PathLike[str] = "auto"
+    *,
+    timeout: float | timedelta | None = None,
+    config: Config | None = None,
+    library: str | os.PathLike[str] = "auto",
 ) -> Communicator:
     """Create the communicator of all ranks that a launcher has started.
 
@@ -111,6 +127,8 @@ def init(
     ----------
     timeout : float or timedelta, optional
         As for `Communicator`; it also limits the wait for the other ranks to be started.
+    config : Config, optional
+        As for `Communicator`.
     library : {"auto", "nccl", "host"} or path, default: "auto"
         Library to use; rank 0's choice counts for all.
 
@@ -145,4 +163,6 @@ def init(
         library = uid.kind
     if uid.kind == "nccl":
         make_current(local_rank)
-    return Communicator(nranks, uid, rank, device=local_rank, timeout=timeout, library=library)
+    return Communicator(
+        nranks, uid, rank, device=local_rank, timeout=timeout, config=config, library=library
+    )

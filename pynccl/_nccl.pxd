@@ -152,6 +152,8 @@ cdef extern from "nccl_abi.h" nogil:
 
     int NCCL_UNIQUE_ID_BYTES
     int NCCL_SPLIT_NOCOLOR
+    int NCCL_SHRINK_DEFAULT
+    int NCCL_SHRINK_ABORT
     int NCCL_CONFIG_UNDEF_INT
     unsigned int NCCL_API_MAGIC
     unsigned int PYNCCL_SIM_INFO_MAGIC
@@ -312,10 +314,16 @@ cdef class Library:
     cdef int needs(self, const char *function) except -1
 
 
+cdef enum:
+    GIVEN_UP = 1001     # beside NCCL's results: a group was left before its end
+
+
 cdef enum State:
     UNBORN          # no handle yet: __init__ has not succeeded
     CREATING        # queued in a group that has not ended
+    PENDING         # being created in the background
     OPEN
+    FINALIZED
     CLOSED
     ABORTED
 

@@ -23,7 +23,7 @@ import warnings
 
 from pynccl import _alloc, _config
 from pynccl.errors import (
-    CommunicatorClosedError, HostFallbackWarning, InvalidUsageError, LayoutError, LibraryNotFoundError,
+    CommunicatorClosedError, HostFallbackWarning, InProgressError, InvalidUsageError, LayoutError, LibraryNotFoundError,
     NCCLTimeoutError, UnsupportedError, error_for,
 )
 
@@ -404,13 +404,17 @@ cdef class CommBase:
                 f"{name}: this communicator is being created in a group that has not ended; "
                 f"use it after the group's with-block"
             )
+        if self.state == PENDING:
+            raise InProgressError(
+                <int>ncclInProgress, name, self.at.rank,
+                "this communicator is still being created; wait_ready() waits for it")
         if self.state == OPEN:
             raise InvalidUsageError(
                 <int>ncclInvalidUsage, name, self.at.rank,
                 "another thread is inside a call on this communicator; a communicator serves one "
                 "thread at a time",
             )
-        what = {UNBORN: "was never created", CLOSED: "is closed", ABORTED: "was aborted"}
+        what = {UNBORN: "was never created", FINALIZED: "was finalized", CLOSED: "is closed", ABORTED: "was aborted"}
         raise CommunicatorClosedError(f"{name}: this communicator {what[self.state]}")
 
     cdef object run(self, Kind kind, object x, object out, object op, object root,
@@ -547,7 +551,7 @@ cdef class CommBase:
     cdef int settle(self, ncclResult_t result, const char *function) except -1:
         """Raise for a result that is not success; wait where a nonblocking call is under way."""
         interrupted()
-        if result == ncclInProgress and self.nonblocking:
+        if result == ncclInProgress:
             return self.wait(function)
         raise failure(result, function, self.api, self.handle, self.at.rank)
 
@@ -555,7 +559,8 @@ cdef class CommBase:
         """Poll a nonblocking communicator until its last call is done."""
         cdef ncclResult_t state = ncclInProgress
         cdef ncclResult_t result
-        cdef double deadline = time.monotonic() + self.patience
+        # The host library keeps the time itself, and says more about who is missing.
+        cdef double deadline = time.monotonic() + self.patience + (5 if self.at.host else 0)
         cdef double pause = 20e-6
         self.busy += 1      # to other threads it is inside the call that it waits for
         try:
@@ -574,6 +579,10 @@ cdef class CommBase:
                 time.sleep(pause)
                 interrupted()       # a signal that came outside of the sleep
                 pause = min(pause * 2, 1e-3)
+        except BaseException:
+            if self.at.host and self.state == OPEN and state == ncclInProgress:
+                self.api.ncclCommRevoke(self.handle, 0)     # it must not go on in the caller's arrays
+            raise
         finally:
             self.busy -= 1
 

@@ -26,6 +26,13 @@ CALLS = {
     "send_recv": lambda c: c.send_recv(np.arange(3), 0),
     "barrier": lambda c: c.barrier(),
     "split": lambda c: c.split(0),
+    "shrink": lambda c: c.shrink([0]),
+    "grow": lambda c: c.grow(2),
+    "unique_id": lambda c: c.unique_id(),
+    "revoke": lambda c: c.revoke(),
+    "finalize": lambda c: c.finalize(),
+    "wait_ready": lambda c: c.wait_ready(),
+    "async_error": lambda c: c.async_error,
     "premul_sum": lambda c: c.premul_sum(2, "int64"),
 }
 
@@ -47,7 +54,7 @@ QUERIES = ("rank", "nranks", "device", "timeout", "library", "closed")
 
 def test_every_method_and_property_is_known_to_these_tests():
     """What is not in the table above, and not a query, ends it or begins another."""
-    other = {"handle", "close", "abort", "from_handle"}
+    other = {"handle", "close", "abort", "from_handle", "join"}
     public = {name for name in dir(pynccl.Communicator) if not name.startswith("_")}
     assert public - other == {*CALLS, *QUERIES}
 

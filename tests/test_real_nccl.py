@@ -73,7 +73,15 @@ ANSWERS = {
     "keyless encryption": 4,
     "short-keyed encryption": 4,
     "a parameter that is none": [4, 4, 4],
+    "id of no communicator": [4, "ncclCommGetUniqueId : comm argument is NULL"],
     "grow": [4] * 5,
+    "grow, texts": [
+        [4, "ncclCommGrow: total ranks must be positive, got 0"],
+        [4, "ncclCommGrow: new ranks must pass non-NULL uniqueId"],
+        [4, "ncclCommGrow: new ranks must pass valid rank >= 0, got -1"],
+        [4, "ncclCommGrow: new rank 2 exceeds total ranks 2"],
+        [4, "ncclCommGrow: new ranks must pass non-NULL uniqueId"],
+    ],
     "a garbage config comes before the communicator": [
         4, "ncclCollConfig_t magic mismatch (got 0xbad, expected 0xcafebeef)",
     ],
@@ -107,7 +115,7 @@ def test_the_answers_of_nccl(version):
 
 # Questions about functions that not every library has; the rest must be answered.
 OPTIONAL = (
-    "config", "encryption", "garbage", "grow", "parameter", "revoke", "simulate", "Register", "Deregister",
+    "config", "encryption", "garbage", "parameter", "simulate", "Register", "Deregister",
 )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def ticking(crew, job, limit):
 
 
 def test_threads_create_communicators_without_a_group(crew):
-    ids = [[new_id() for _ in range(3)] for _ in range(20)]
+    ids = [[new_id() for _ in range(3)] for _ in range(60)]
     four = crew(4)
     outcomes, ticks, gap = ticking(four, lambda r: rounds_of_creations(r, ids, 4), 40)
     assert all(o.error is None for o in outcomes), outcomes

@@ -158,6 +158,12 @@ def ask(path: str) -> dict[str, Any]:
             lib.ncclCommGrow(NULL, 2, byref(uid), -1, byref(new), NULL),
             lib.ncclCommGrow(NULL, 2, byref(uid), 2, byref(new), NULL),
         ]
+        out["id of no communicator"] = said(lib.ncclCommGetUniqueId(NULL, byref(uid)))
+        wrong = [(0, uid, 0), (2, NULL, 0), (2, uid, -1), (2, uid, 2), (2, NULL, 2)]
+        out["grow, texts"] = [
+            said(lib.ncclCommGrow(NULL, n, which and byref(which), rank, byref(new), NULL))
+            for n, which, rank in wrong
+        ]
     if hasattr(lib, "ncclAllReduceConfig"):
         garbage = (c_size_t * 16)(72, 0xBAD)
         out["a garbage config comes before the communicator"] = said(

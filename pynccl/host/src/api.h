@@ -16,6 +16,19 @@ HOST_SYMBOLS(HOST_DECLARE_EXTENSION)
 #define HOST_EXPORT(name) \
     extern __typeof__(p##name) name __attribute__((weak, alias("p" #name), visibility("default")))
 
+/* How long a call that must empty a communicator waits for those inside. */
+#define HOST_DRAIN_NS UINT64_C(5000000000)
+
+struct host_creation {
+    int device, nonblocking;
+};
+
+/* Was this id made by the host library? */
+ncclResult_t host_api_check_id(const char *what, const ncclUniqueId *id);
+/* Create a communicator whose arguments have been checked, now or with the open group. */
+ncclResult_t host_api_create(const struct host_creation *how, ncclComm_t *newcomm, int nranks, int rank,
+    int nids, const ncclUniqueId *ids);
+
 /* Index of a user's operation in c's table, or -1 if c has no such operation. */
 int host_op_index(const struct ncclComm *c, int op);
 

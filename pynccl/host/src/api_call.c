@@ -74,12 +74,8 @@ static ncclResult_t set_operation(const struct ncclComm *c, struct host_call *ca
     return ncclSuccess;
 }
 
-static ncclResult_t check(struct ncclComm *c, struct host_call *call, int op, cudaStream_t stream) {
-    ncclResult_t code = host_comm_check(c, name_of(call));
-    if (!code)
-        code = host_comm_ensure(c, name_of(call));
-    if (!code)
-        code = check_arguments(c, call, op);
+static ncclResult_t check_call(struct ncclComm *c, struct host_call *call, int op, cudaStream_t stream) {
+    ncclResult_t code = check_arguments(c, call, op);
     if (code || (call->count == 0 && !is_message(call)))
         return code;
     if (HOST_ROWS[call->kind].reduces)
@@ -90,6 +86,20 @@ static ncclResult_t check(struct ncclComm *c, struct host_call *call, int op, cu
         code = host_fail(ncclInvalidArgument,
             "%s : unknown stream %p; the host library knows 0, 1 (legacy) and 2 (per thread)", name_of(call),
             (void *)stream);
+    return code;
+}
+
+static ncclResult_t check(struct ncclComm *c, struct host_call *call, int op, cudaStream_t stream) {
+    ncclResult_t code = host_comm_check(c, name_of(call));
+    if (!code)
+        code = host_comm_ensure(c, name_of(call));
+    if (code)
+        return code;
+    code = check_call(c, call, op, stream);
+    if (code && c->nonblocking) { /* as in NCCL: the error stays, whatever it was */
+        host_comm_forget_told(c);
+        host_comm_break(c, code, host_fail_text(), host_fail_text());
+    }
     return code;
 }
 

@@ -1,9 +1,9 @@
-/* Communicators: the exported functions of their life.
+/* Communicators: the exported functions of their life. Children are api_child.c's.
  *
- * Creation becomes a work (rendezvous.c) and follows the rules of groups. Finalize, Destroy and Abort are
- * local and immediate: the rank leaves the segment, its peers learn of it when they need something that it
- * has not published. Abort may come from another thread while a call is inside; that call then returns an
- * error within milliseconds, and only then the memory goes.
+ * Creation becomes a work (rendezvous.c) and follows the rules of groups. Finalize, Destroy, Revoke and Abort
+ * are local and immediate: the rank leaves the segment, its peers learn of it when they need something that it
+ * has not published. Abort and Revoke may come from another thread while a call is inside, or while a job
+ * runs; that call then ends with an error within milliseconds, and only then the memory goes.
  *
  * No state of its own.
  */
@@ -14,7 +14,6 @@
 #include "api.h"
 #include "api_config.h"
 
-#define ABORT_WAIT_NS UINT64_C(5000000000)
 
 static const char id_magic[] = PYNCCL_HOST_ID_MAGIC;
 _Static_assert(sizeof id_magic - 1 == PYNCCL_HOST_ID_MAGIC_BYTES, "the magic fills its field");
@@ -32,8 +31,27 @@ HOST_EXPORT(ncclGetUniqueId);
 
 /* ---- creation -------------------------------------------------------------------------------------- */
 
-static ncclResult_t check_creation(
-    ncclComm_t *newcomm, int nranks, int rank, int nids, const ncclUniqueId *ids, ncclConfig_t *config) {
+ncclResult_t host_api_check_id(const char *what, const ncclUniqueId *id) {
+    if (memcmp(id->internal + PYNCCL_HOST_ID_OFFSET, id_magic, PYNCCL_HOST_ID_MAGIC_BYTES))
+        return host_fail(ncclInvalidArgument,
+            "%s : this unique id was not made by the host library (by NCCL, or damaged); get it "
+            "from the library that creates the communicator", what);
+    return ncclSuccess;
+}
+
+static ncclResult_t check_ids(int n, const ncclUniqueId *ids) {
+    ncclResult_t code = ncclSuccess;
+    for (int i = 0; i < n && !code; i++) {
+        code = host_api_check_id("CommInitRank", &ids[i]);
+        for (int j = 0; j < i && !code; j++)
+            if (!memcmp(ids[i].internal, ids[j].internal, HOST_ID))
+                code = host_fail(ncclInvalidArgument, "CommInitRank : unique ids %d and %d are the same", j, i);
+    }
+    return code;
+}
+
+static ncclResult_t check_creation(ncclComm_t *newcomm, int nranks, int rank, int nids, const ncclUniqueId *ids,
+    ncclConfig_t *config, int *nonblocking) {
     ncclConfig_t parsed;
     if (nids <= 0 || nids > nranks)
         return host_fail(ncclInvalidArgument, "improper usage of ncclCommInitRank: nId = %d, nranks=%d", nids,
@@ -48,22 +66,20 @@ static ncclResult_t check_creation(
     if (nranks > HOST_MAX_RANKS)
         return host_fail(ncclInvalidArgument, "CommInitRank : %d ranks; the host library serves at most %d",
             nranks, HOST_MAX_RANKS);
-    for (int i = 0; i < nids; i++)
-        if (memcmp(ids[i].internal + PYNCCL_HOST_ID_OFFSET, id_magic, PYNCCL_HOST_ID_MAGIC_BYTES))
-            return host_fail(ncclInvalidArgument,
-                "CommInitRank : this unique id was not made by the host library (by NCCL, or damaged); get it "
-                "from the library that creates the communicator");
-    return ncclSuccess;
+    *nonblocking = host_config_nonblocking(&parsed);
+    return check_ids(nids, ids);
 }
 
-static ncclResult_t create(ncclComm_t *newcomm, int nranks, int rank, const ncclUniqueId *id, int device) {
+ncclResult_t host_api_create(const struct host_creation *how, ncclComm_t *newcomm, int nranks, int rank,
+    int nids, const ncclUniqueId *ids) {
     struct host_work local, *w = host_group_work(&local);
     struct ncclComm *c = w ? host_comm_new() : NULL;
-    struct host_init *init = c ? host_init_new(c, nranks, rank, (const uint8_t *)id->internal,
+    struct host_init *init = c ? host_init_new(c, nranks, rank, (const uint8_t *)ids[0].internal,
                                      host_timeout_ns(host_init_timeout()))
                                : NULL;
     *newcomm = c;
-    if (!init) {
+    if (!init || (nids > 1 && !host_init_set_ids(init, ids, nids))) {
+        host_init_free(init);
         *newcomm = NULL;
         if (c)
             host_comm_end(c, HOST_DESTROYED, "the failure of its creation");
@@ -71,7 +87,8 @@ static ncclResult_t create(ncclComm_t *newcomm, int nranks, int rank, const nccl
         return w ? host_group_discard(w, code) : code;
     }
     c->timeout = host_timeout_ns(-1);
-    c->device = device;
+    c->device = how->device;
+    c->nonblocking = how->nonblocking;
     host_work_set(w, HOST_WORK_INIT, c, &(struct host_call){0});
     w->newcomm = newcomm;
     w->init = init;
@@ -81,9 +98,10 @@ static ncclResult_t create(ncclComm_t *newcomm, int nranks, int rank, const nccl
 
 ncclResult_t pncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId,
     ncclUniqueId *commIds, ncclConfig_t *config) {
-    ncclResult_t code = check_creation(newcomm, nranks, myrank, nId, commIds, config);
-    if (!code) /* several ids only spread the work of meeting; one is enough here */
-        return create(newcomm, nranks, myrank, commIds, myrank);
+    struct host_creation how = {.device = myrank};
+    ncclResult_t code = check_creation(newcomm, nranks, myrank, nId, commIds, config, &how.nonblocking);
+    if (!code)
+        return host_api_create(&how, newcomm, nranks, myrank, nId, commIds);
     if (newcomm)
         *newcomm = NULL;
     return host_group_poison(code);
@@ -126,49 +144,44 @@ ncclResult_t pncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist) {
         return code;
     host_group_start();
     for (int r = 0; r < ndev; r++) {
-        code = check_creation(&comm[r], ndev, r, 1, &id, NULL);
+        struct host_creation how = {.device = devlist ? devlist[r] : r};
+        code = check_creation(&comm[r], ndev, r, 1, &id, NULL, &how.nonblocking);
         if (code)
             host_group_poison(code);
         else
-            create(&comm[r], ndev, r, &id, devlist ? devlist[r] : r); /* its error comes with the end */
+            host_api_create(&how, &comm[r], ndev, r, 1, &id); /* its error comes with the end */
     }
     return host_group_end();
 }
 HOST_EXPORT(ncclCommInitAll);
 
-ncclResult_t pncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config) {
-    ncclConfig_t parsed;
-    ncclResult_t code = host_comm_check(comm, "CommSplit");
-    if (!code && !newcomm)
-        code = host_fail(ncclInvalidArgument, "CommSplit : newcomm argument is NULL");
-    if (!code)
-        code = host_comm_ensure(comm, "CommSplit");
-    if (!code)
-        code = host_config_read(config, &parsed);
-    if (newcomm)
-        *newcomm = NULL;
-    if (code)
-        return host_group_poison(code);
-    struct host_work local, *w = host_group_work(&local);
-    if (!w)
-        return ncclSystemError;
-    if (!host_split_set(w, comm, color, key))
-        return host_group_discard(w, host_fail(ncclSystemError, "CommSplit : out of memory"));
-    w->newcomm = newcomm;
-    return host_group_submit(w);
-}
-HOST_EXPORT(ncclCommSplit);
-
 /* ---- end ------------------------------------------------------------------------------------------- */
+
+/* A job of its own, also when a group is open: nothing of that group concerns this communicator. */
+static ncclResult_t finalize_later(ncclComm_t comm) {
+    struct host_work **works = malloc(sizeof *works), *w = malloc(sizeof *w);
+    if (works && w) {
+        host_work_set(w, HOST_WORK_FINALIZE, comm, &(struct host_call){0});
+        works[0] = w;
+        return host_job_start(works, 1);
+    }
+    free(works);
+    free(w);
+    return host_fail(ncclSystemError, "CommFinalize : out of memory");
+}
 
 ncclResult_t pncclCommFinalize(ncclComm_t comm) {
     if (!comm)
         return ncclSuccess;
     ncclResult_t code = host_comm_check(comm, "CommFinalize");
+    if (!code && host_observe32(&comm->revoked))
+        code = host_fail(ncclInvalidArgument, "CommFinalize : the communicator was revoked");
     if (!code)
         code = host_comm_ensure(comm, "CommFinalize");
     if (!code && host_group_holds(comm))
         code = host_fail(ncclInvalidUsage, "CommFinalize : the open group holds calls of this communicator");
+    if (!code && comm->nonblocking)
+        return finalize_later(comm);
     if (!code)
         code = host_comm_enter(comm, "CommFinalize");
     if (code)
@@ -184,7 +197,9 @@ static ncclResult_t end(ncclComm_t comm, const char *what, const char *by, enum 
     ncclResult_t code = host_comm_check(comm, what);
     if (!code && host_group_holds(comm))
         code = host_fail(ncclInvalidUsage, "%s : the open group holds calls of this communicator", what);
-    if (!code && state == HOST_ABORTED && !host_comm_drain(comm, ABORT_WAIT_NS))
+    if (!code && state != HOST_ABORTED)
+        code = host_comm_ensure_idle(comm);
+    if (!code && state == HOST_ABORTED && !host_comm_drain(comm, HOST_STOP_ABORT, HOST_DRAIN_NS))
         code = host_fail(ncclSystemError, "%s : a call on the communicator does not return", what);
     if (!code)
         code = state == HOST_ABORTED ? ncclSuccess : host_comm_enter(comm, what);
@@ -204,6 +219,31 @@ ncclResult_t pncclCommAbort(ncclComm_t comm) {
 }
 HOST_EXPORT(ncclCommAbort);
 
+ncclResult_t pncclCommRevoke(ncclComm_t comm, int revokeFlags) {
+    if (!comm)
+        return ncclSuccess;
+    ncclResult_t code = host_comm_check(comm, "CommRevoke");
+    if (!code && revokeFlags != NCCL_REVOKE_DEFAULT)
+        code = host_fail(ncclInvalidArgument, "CommRevoke : invalid flags %d", revokeFlags);
+    if (!code && host_observe32(&comm->life) == HOST_LIFE_FINALIZED)
+        code = host_fail(ncclInvalidArgument, "CommRevoke : the communicator was finalized");
+    if (!code && host_observe32(&comm->revoked))
+        code = host_fail(ncclInvalidArgument, "CommRevoke : the communicator has been revoked already");
+    if (!code && host_observe32(&comm->life) == HOST_LIFE_NEW)
+        code = host_comm_ensure_alive(comm, "CommRevoke");
+    if (!code && host_group_holds(comm))
+        code = host_fail(ncclInvalidUsage, "CommRevoke : the open group holds calls of this communicator");
+    if (code)
+        return host_group_poison(code);
+    ncclResult_t before = (ncclResult_t)host_observe32(&comm->broken);
+    if (!host_comm_drain(comm, HOST_STOP_REVOKE, HOST_DRAIN_NS))
+        return host_group_poison(host_fail(ncclSystemError, "CommRevoke : a call on the communicator does not return"));
+    host_comm_revoke(comm, !before); /* what was under way has ended as it should */
+    host_comm_reopen(comm, HOST_STOP_REVOKE);
+    return ncclSuccess;
+}
+HOST_EXPORT(ncclCommRevoke);
+
 /* ---- questions ------------------------------------------------------------------------------------- */
 
 ncclResult_t pncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
@@ -212,7 +252,15 @@ ncclResult_t pncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError) {
         return code;
     if (!asyncError)
         return host_fail(ncclInvalidArgument, "ncclGetAsyncError : asyncError argument is NULL");
-    *asyncError = (ncclResult_t)host_observe32(&comm->broken);
+    if (host_observe32(&comm->pending)) {
+        *asyncError = ncclInProgress;
+        return ncclSuccess;
+    }
+    uint32_t told = host_observe32(&comm->told);
+    *asyncError = told ? (ncclResult_t)(told - 1) : (ncclResult_t)host_observe32(&comm->broken);
+    const char *text = told ? comm->told_text : comm->broken_text;
+    if (*asyncError && text) /* which another thread may have met */
+        host_fail_recall(text);
     return ncclSuccess;
 }
 HOST_EXPORT(ncclCommGetAsyncError);
@@ -221,6 +269,8 @@ static ncclResult_t ask(const ncclComm_t comm, const char *what, const char *arg
     ncclResult_t code = host_comm_check(comm, what);
     if (!code && !out)
         code = host_fail(ncclInvalidArgument, "%s : %s argument is NULL", what, argument);
+    if (!code)
+        code = host_comm_ensure_idle(comm);
     if (!code && host_observe32(&comm->life) == HOST_LIFE_NEW)
         code = host_comm_ensure(comm, what);
     return code;

@@ -6,6 +6,7 @@
  */
 #include "api_config.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static void forget_newer(ncclConfig_t *c) {
@@ -82,4 +83,11 @@ ncclResult_t host_config_read(const ncclConfig_t *from, ncclConfig_t *out) {
             ncclInvalidArgument, "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");
     forget_newer(out);
     return check_values(out);
+}
+
+int host_config_nonblocking(const ncclConfig_t *parsed) {
+    const char *text = getenv("NCCL_COMM_BLOCKING");
+    if (text && (!strcmp(text, "0") || !strcmp(text, "1")))
+        return *text == '0';
+    return parsed->blocking == 0;
 }

@@ -21,6 +21,7 @@ const struct host_row HOST_ROWS[HOST_KINDS] = {
     [HOST_GATHER] =         {"Gather",        0, 1, 0, 1, 0, 1},
     [HOST_SCATTER] =        {"Scatter",       0, 1, 1, 0, 1, 0},
     [HOST_SPLIT] =          {"CommSplit",     0, 0, 0, 0, 0, 1},
+    [HOST_GROW] =           {"CommGrow",      0, 0, 0, 0, 0, 1},
     [HOST_SEND] =           {"Send",          0, 0, 0, 0, 0, 0},
     [HOST_RECV] =           {"Recv",          0, 0, 0, 0, 0, 0},
 };
@@ -60,7 +61,7 @@ int host_print_kind(uint64_t print) {
 void host_print_text(struct host_text *t, uint64_t print) {
     int kind = host_print_kind(print);
     const struct host_row *row = kind < HOST_KINDS ? &HOST_ROWS[kind] : NULL;
-    if (!row || kind == HOST_SPLIT) {
+    if (!row || kind == HOST_SPLIT || kind == HOST_GROW) {
         host_text_add(t, "%s()", row ? row->name : "unknown");
         return;
     }

@@ -14,6 +14,7 @@ enum host_kind {
     HOST_GATHER,
     HOST_SCATTER,
     HOST_SPLIT, /* gathers colours and keys; not a call of its own in NCCL */
+    HOST_GROW,  /* the same for a growth */
     HOST_SEND,
     HOST_RECV,
     HOST_KINDS,

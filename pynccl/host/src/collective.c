@@ -165,7 +165,7 @@ static enum host_step begin(struct host_work *w) {
         memcpy(call->op.scalar, call->scalar, host_dtype_size(call->dtype));
     c->me = comm->rank;
     c->nranks = comm->nranks;
-    c->seq = ++comm->seq;
+    c->seq = w->tolerant ? HOST_COUNCIL | ++comm->councils : ++comm->seq;
     c->phase = ARRIVE;
     c->arrived = c->differs = 0;
     if (c->nranks == 1)
@@ -211,7 +211,7 @@ static enum host_step disagree(struct host_work *w) {
     char buffer[HOST_TEXT];
     struct host_text t = {buffer, sizeof buffer, 0};
     host_text_add(&t, "%s #%llu: ", HOST_ROWS[host_print_kind(host_line(m, c->seq, 0)->print)].name,
-        (unsigned long long)c->seq);
+        (unsigned long long)(c->seq & ~HOST_COUNCIL));
     for (int r = 0, said = 0; r < c->nranks; r++) {
         uint64_t print = host_line(m, c->seq, r)->print;
         int first = 0, same = 0;

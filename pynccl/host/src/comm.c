@@ -158,8 +158,11 @@ static void bury(struct ncclComm *c, const char *by) {
 }
 
 void host_seat_leave(struct host_seat *seat, enum host_state state) {
-    if (!host_claim32(&seat->state, HOST_ACTIVE, state))
-        host_claim32(&seat->state, HOST_FINALIZED, state);
+    if (host_claim32(&seat->state, HOST_ACTIVE, state) || host_claim32(&seat->state, HOST_FINALIZED, state))
+        return;
+    /* Why it failed stays; that it has gone for good is told beside it. */
+    if (state != HOST_BROKEN && state != HOST_REVOKED)
+        host_claim32(&seat->gone, 0, state);
 }
 
 static void ring_all(const struct host_map *map) {
@@ -188,10 +191,13 @@ void host_comm_end(struct ncclComm *c, enum host_state state, const char *by) {
         close(c->marker);
     free(c->peers);
     free(c->ops);
+    free(c->shrunk);
     free(c->broken_text);
+    host_comm_forget_told(c);
     c->peers = NULL;
     c->ops = NULL;
-    c->nops = 0;
+    c->shrunk = NULL;
+    c->nops = c->nshrunk = 0;
     c->broken_text = NULL;
     c->marker = -1;
 }
@@ -217,17 +223,42 @@ ncclResult_t host_comm_check(const struct ncclComm *c, const char *what) {
     return ncclSuccess;
 }
 
-ncclResult_t host_comm_ensure(const struct ncclComm *c, const char *what) {
-    if (life_of(c) == HOST_LIFE_NEW)
-        return host_fail(ncclInvalidArgument,
-            "%s : the communicator is being created by a group that has not ended; it can be used after "
-            "ncclGroupEnd", what);
+static ncclResult_t failure_of(const struct ncclComm *c) {
     ncclResult_t broken = (ncclResult_t)host_observe32((host_u32 *)&c->broken);
     if (broken)
-        return host_fail(broken, "%s", c->broken_text ? c->broken_text : "the communicator has failed");
-    if (life_of(c) == HOST_LIFE_FINALIZED)
-        return host_fail(ncclInvalidUsage, "%s : the communicator was finalized", what);
+        host_fail(broken, "%s", c->broken_text ? c->broken_text : "the communicator has failed");
+    return broken;
+}
+
+ncclResult_t host_comm_ensure_idle(const struct ncclComm *c) {
+    if (host_observe32((host_u32 *)&c->pending))
+        return host_fail(ncclInvalidArgument,
+            "Attempt to use communicator before the previous operation returned ncclSuccess");
     return ncclSuccess;
+}
+
+ncclResult_t host_comm_ensure_alive(const struct ncclComm *c, const char *what) {
+    ncclResult_t code = host_comm_ensure_idle(c);
+    if (!code && life_of(c) == HOST_LIFE_NEW && !(code = failure_of(c)))
+        code = host_fail(ncclInvalidArgument,
+            "%s : the communicator is being created by a group that has not ended; it can be used after "
+            "ncclGroupEnd", what);
+    if (!code && life_of(c) == HOST_LIFE_FINALIZED)
+        code = host_fail(ncclInvalidUsage, "%s : the communicator was finalized", what);
+    return code;
+}
+
+ncclResult_t host_comm_ensure(const struct ncclComm *c, const char *what) {
+    uint32_t odd = host_observe32((host_u32 *)&c->revoked) | host_observe32((host_u32 *)&c->pending) |
+                   host_observe32((host_u32 *)&c->broken);
+    if (!odd && life_of(c) == HOST_LIFE_LIVE)
+        return ncclSuccess;
+    if (host_observe32((host_u32 *)&c->revoked))
+        return host_fail(ncclInvalidUsage, "%s: communicator was revoked", what);
+    ncclResult_t code = host_comm_ensure_idle(c);
+    if (!code)
+        code = failure_of(c);
+    return code ? code : host_comm_ensure_alive(c, what);
 }
 
 ncclResult_t host_comm_enter(struct ncclComm *c, const char *what) {
@@ -237,7 +268,7 @@ ncclResult_t host_comm_enter(struct ncclComm *c, const char *what) {
             "serves one thread at a time", what, host_thread_id(), host_peek32(&c->busy));
     if (host_observe32(&c->stop)) {
         host_comm_leave(c);
-        return host_fail(ncclInvalidUsage, "%s : the communicator is being aborted", what);
+        return host_fail(ncclInvalidUsage, "%s : the communicator is being aborted, revoked or shrunk", what);
     }
     host_publish32(&c->last, host_thread_id());
     return ncclSuccess;
@@ -247,16 +278,63 @@ void host_comm_leave(struct ncclComm *c) {
     host_publish32(&c->busy, 0);
 }
 
-int host_comm_drain(struct ncclComm *c, uint64_t ns) {
-    host_swap32(&c->stop, 1);
-    for (uint64_t until = host_now() + ns; host_observe32(&c->busy);) {
-        if (host_now() > until)
+int host_comm_drain(struct ncclComm *c, enum host_stop why, uint64_t ns) {
+    if (why == HOST_STOP_ABORT)
+        host_swap32(&c->stop, why); /* goes before everything else */
+    else if (!host_claim32(&c->stop, HOST_STOP_NOT, why))
+        return 0;
+    /* A job leaves first and says that it is done last. */
+    for (uint64_t until = host_now() + ns; host_observe32(&c->busy) || host_observe32(&c->pending);) {
+        if (host_now() > until) {
+            host_comm_reopen(c, why);
             return 0;
+        }
         if (c->map)
             host_bell_ring(&host_seat(c->map, c->rank)->bell);
         host_nap(100000);
     }
     return 1;
+}
+
+void host_comm_forget_told(struct ncclComm *c) {
+    host_publish32(&c->told, 0);
+    free(c->told_text);
+    c->told_text = NULL;
+}
+
+void host_comm_reopen(struct ncclComm *c, enum host_stop why) {
+    if (why != HOST_STOP_ABORT)
+        host_claim32(&c->stop, why, HOST_STOP_NOT);
+}
+
+void host_comm_revoke(struct ncclComm *c, int well) {
+    host_comm_forget_told(c);
+    if (well) {
+        host_publish32(&c->broken, ncclSuccess);
+        free(c->broken_text);
+        c->broken_text = NULL;
+    }
+    host_publish32(&c->revoked, 1);
+    host_seat_leave(host_seat(c->map, c->rank), HOST_REVOKED);
+    ring_all(c->map);
+}
+
+/* As what an enduring error makes a rank leave. */
+static enum host_state failed_as(struct ncclComm *c) {
+    switch ((enum host_stop)host_observe32(&c->stop)) {
+    case HOST_STOP_ABORT: /* the peers of an aborted rank hear of an abort, not of an error to be repeated */
+        return HOST_ABORTED;
+    case HOST_STOP_REVOKE:
+        return HOST_REVOKED;
+    default:
+        return HOST_BROKEN;
+    }
+}
+
+void host_comm_tell(struct ncclComm *c, ncclResult_t code, const char *text) {
+    host_comm_forget_told(c);
+    c->told_text = code ? strdup(text) : NULL;
+    host_publish32(&c->told, 1 + (uint32_t)code);
 }
 
 void host_comm_break(struct ncclComm *c, ncclResult_t code, const char *text, const char *cause) {
@@ -269,8 +347,7 @@ void host_comm_break(struct ncclComm *c, ncclResult_t code, const char *text, co
     struct host_seat *seat = host_seat(c->map, c->rank);
     seat->code = code;
     snprintf(seat->text, sizeof seat->text, "%s", cause);
-    /* The peers of an aborted rank hear of an abort, not of an error that they would have to repeat. */
-    host_seat_leave(seat, host_observe32(&c->stop) ? HOST_ABORTED : HOST_BROKEN);
+    host_seat_leave(seat, failed_as(c));
     ring_all(c->map);
 }
 

@@ -8,11 +8,14 @@
 
 enum host_life {
     HOST_LIFE_FREE,
-    HOST_LIFE_NEW, /* handed out by a group that has not ended yet */
+    HOST_LIFE_NEW, /* being created: by a group that has not ended yet, or in the background; or that failed */
     HOST_LIFE_LIVE,
     HOST_LIFE_FINALIZED,
     HOST_LIFE_GONE, /* destroyed or aborted; the handle stays readable to say so */
 };
+
+/* Why a communicator is wanted empty. */
+enum host_stop { HOST_STOP_NOT, HOST_STOP_ABORT, HOST_STOP_REVOKE, HOST_STOP_SHRINK };
 
 enum { HOST_FEW_SPINS = 8, HOST_MANY_SPINS = 256 };
 
@@ -44,9 +47,12 @@ struct ncclComm {
 
     host_u32 busy; /* thread inside a call, 0 if none */
     host_u32 last; /* thread inside the last call */
-    host_u32 stop; /* an abort wants the communicator empty */
+    host_u32 stop; /* enum host_stop: somebody wants the communicator empty */
+    host_u32 pending; /* a job (job.c) works for it; the last thing that the job clears */
+    host_u32 revoked;
 
     int rank, nranks, device;
+    int nonblocking; /* its calls run in the background */
     int spins, most_spins; /* polls before the processor is given up: now, and at most */
     size_t one_shot;  /* largest reduction that goes through slots */
     uint64_t timeout; /* ns */
@@ -54,6 +60,7 @@ struct ncclComm {
     int marker; /* descriptor that says "this id is used", on the rank that served; else -1 */
 
     uint64_t seq;   /* collectives begun */
+    uint64_t councils; /* the same after a revocation */
     uint64_t chunk; /* chunks begun */
     int slot_ready, stage_ready; /* pages of my slots and stage exist */
     struct host_peer *peers;     /* nranks of them */
@@ -63,8 +70,16 @@ struct ncclComm {
     struct host_userop *ops;
     int nops;
 
+    uint8_t (*shrunk)[HOST_ID]; /* sets of ranks that a shrink has kept, one entry for each time */
+    int nshrunk;
+
     host_u32 broken;   /* ncclResult_t of a lasting error, repeated by every later call */
     char *broken_text; /* written before it */
+
+    /* What ncclCommGetAsyncError says in its place: 1 + the result of the last job, where that was a shrink or
+     * a split which does not care for the communicator's own failure, nor cause one. Else 0. */
+    host_u32 told;
+    char *told_text;
 };
 
 /* How many forks lie between the start of the library and this process. */
@@ -90,17 +105,28 @@ void host_comm_end(struct ncclComm *c, enum host_state state, const char *by);
 
 /* Is it a live handle of this process? `what` names the call in the text: "AllReduce". */
 ncclResult_t host_comm_check(const struct ncclComm *c, const char *what);
-/* The same, and ready for operations: created, not finalized, not broken. */
+/* The same, and ready for operations: created, not in progress, not finalized, not broken, not revoked. */
 ncclResult_t host_comm_ensure(const struct ncclComm *c, const char *what);
+/* Created, not in progress and not finalized: what a split or a shrink of a failed communicator needs. */
+ncclResult_t host_comm_ensure_alive(const struct ncclComm *c, const char *what);
+/* ncclInvalidArgument with NCCL's text if a job works for it. */
+ncclResult_t host_comm_ensure_idle(const struct ncclComm *c);
 
 /* A call begins to use what the handle holds; one thread at a time. */
 ncclResult_t host_comm_enter(struct ncclComm *c, const char *what);
 void host_comm_leave(struct ncclComm *c);
-/* Wait until no call is inside; 0 if one still is after `ns`. */
-int host_comm_drain(struct ncclComm *c, uint64_t ns);
+/* Wait until no call is inside; 0 if one still is after `ns`, or another thread drains it. Nobody can enter
+ * until host_comm_reopen; after an abort nobody ever can. */
+int host_comm_drain(struct ncclComm *c, enum host_stop why, uint64_t ns);
+void host_comm_reopen(struct ncclComm *c, enum host_stop why);
+/* No operations any more. The communicator must be drained. `well`: it had not failed before. */
+void host_comm_revoke(struct ncclComm *c, int well);
 
 /* The communicator has failed for good: remember it, and tell the peers, who get `code` and `cause`. */
 void host_comm_break(struct ncclComm *c, ncclResult_t code, const char *text, const char *cause);
+/* How a job went that says nothing about the communicator itself. `text` counts for errors. */
+void host_comm_tell(struct ncclComm *c, ncclResult_t code, const char *text);
+void host_comm_forget_told(struct ncclComm *c);
 /* Change this rank's state in the segment unless it has already left. */
 void host_seat_leave(struct host_seat *seat, enum host_state state);
 

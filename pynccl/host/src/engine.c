@@ -14,6 +14,7 @@
  * Everything here belongs to the calling thread, except the hooks, which are atomic pointers.
  */
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,9 +29,14 @@
 
 static int (*_Atomic interrupt_hook)(void);
 static _Thread_local double init_timeout = -1;
+static _Thread_local int background;
 
 void host_set_interrupt(int (*hook)(void)) {
     atomic_store(&interrupt_hook, hook);
+}
+
+void host_be_background(void) {
+    background = 1;
 }
 
 void host_set_init_timeout(double seconds) {
@@ -50,6 +56,10 @@ uint64_t host_timeout_ns(double seconds) {
             seconds = DEFAULT_TIMEOUT;
     }
     return seconds < 1e9 ? (uint64_t)(seconds * 1e9) : (uint64_t)1e18;
+}
+
+uint64_t host_init_patience(void) {
+    return init_timeout >= 0 ? host_timeout_ns(init_timeout) + 1 : 0;
 }
 
 struct round {
@@ -81,7 +91,9 @@ static void fail(struct round *r, struct host_work *w, const char *cause) {
     w->done = 1;
     if (!r->error)
         r->error = w->result;
-    if (w->type != HOST_WORK_INIT)
+    /* A shrink that failed may be tried again without whoever is missing now. What is created by a blocking
+     * call ends with it. */
+    if (w->type == HOST_WORK_INIT ? w->comm->nonblocking : w->type != HOST_WORK_SHRINK)
         host_comm_break(w->comm, w->result, host_fail_text(), cause);
 }
 
@@ -149,7 +161,7 @@ static void give_up_all(struct round *r, ncclResult_t code, const char *what, co
 
 /* The hook's flags; PYNCCL_HOST_STOP and PYNCCL_HOST_ALONE. */
 static int ask_hook(void) {
-    int (*hook)(void) = atomic_load(&interrupt_hook);
+    int (*hook)(void) = background ? NULL : atomic_load(&interrupt_hook);
     return hook ? hook() : 0;
 }
 
@@ -167,6 +179,18 @@ static void set_look(struct round *r, struct host_watch *watch) {
     r->looked = watch->now;
 }
 
+/* Somebody wants the communicator empty. */
+static void stop(struct round *r, struct host_work *w, enum host_stop why) {
+    static const char *const words[] = {
+        [HOST_STOP_ABORT] = "aborted", [HOST_STOP_REVOKE] = "revoked", [HOST_STOP_SHRINK] = "shrunk"};
+    char text[HOST_TEXT];
+    snprintf(text, sizeof text, "the communicator was %s during the call", words[why]);
+    if (w->init) /* those who have come must not wait for this one */
+        host_init_tell(w->init, ncclRemoteError, "CommInitRank: another rank gave up its communicator");
+    w->result = host_fail(ncclInvalidUsage, "%s", text);
+    fail(r, w, words[why]);
+}
+
 /* What is looked at between sleeps. */
 static void examine(struct round *r, uint64_t now) {
     int flags = ask_hook();
@@ -174,17 +198,17 @@ static void examine(struct round *r, uint64_t now) {
         give_up_all(r, ncclSystemError, "interrupted", "was interrupted");
         return;
     }
-    struct host_watch watch = {.now = now, .alone = flags & PYNCCL_HOST_ALONE ? 1 : -1};
+    struct host_watch watch = {.now = now, .alone = background ? 0 : flags & PYNCCL_HOST_ALONE ? 1 : -1};
     set_look(r, &watch);
     for (int i = 0; i < r->n; i++) {
         struct host_work *w = r->works[i];
-        if (w->done || w->type == HOST_WORK_INIT || (w->before && !w->before->done))
+        if (w->done || (w->before && !w->before->done))
             continue;
-        if (host_observe32(&w->comm->stop)) {
-            w->result = host_fail(ncclInvalidUsage, "the communicator was aborted during the call");
-            fail(r, w, "aborted");
+        enum host_stop why = (enum host_stop)host_observe32(&w->comm->stop);
+        if (why)
+            stop(r, w, why);
+        if (why || w->type == HOST_WORK_INIT)
             continue;
-        }
         char cause[HOST_TEXT] = "";
         struct host_text t = {cause, sizeof cause, 0};
         if ((w->result = host_examine(w, &watch, r->works, r->n, &t)) != ncclSuccess)
@@ -221,16 +245,17 @@ static void wait_a_little(struct round *r) {
 
 void host_work_set(struct host_work *w, enum host_type type, struct ncclComm *c, const struct host_call *call) {
     w->type = type;
-    w->done = w->entered = w->warned = 0;
+    w->done = w->entered = w->warned = w->tolerant = 0;
     w->result = ncclSuccess;
     w->serial = c->serial;
     w->comm = c;
     w->before = NULL;
-    w->since = 0;
+    w->since = w->patience = 0;
     w->init = NULL;
     w->newcomm = NULL;
     w->wishes = NULL;
     w->child = NULL;
+    w->places = NULL;
     w->call = *call;
     if (type == HOST_WORK_COLLECTIVE || type == HOST_WORK_SPLIT)
         w->u.collective.seq = 0;
@@ -251,7 +276,11 @@ static enum host_step step_of(struct host_work *w) {
     case HOST_WORK_SPLIT:
         return host_split_step(w);
     case HOST_WORK_INIT:
+    case HOST_WORK_SHRINK:
         return host_init_step(w);
+    case HOST_WORK_FINALIZE:
+        host_comm_finalize(w->comm);
+        return HOST_FINISHED;
     case HOST_WORK_SELF:
         if (w->call.nbytes && w->call.send != w->call.recv)
             memmove(w->call.recv, w->call.send, w->call.nbytes);
@@ -270,7 +299,8 @@ static void told_no_more(struct host_work *w) {
 
 /* One work, one step. True if it went on. */
 static int advance(struct round *r, struct host_work *w) {
-    ncclResult_t broken = w->type == HOST_WORK_INIT ? ncclSuccess : (ncclResult_t)host_peek32(&w->comm->broken);
+    ncclResult_t broken = w->type == HOST_WORK_INIT || w->tolerant ? ncclSuccess
+                                                                   : (ncclResult_t)host_peek32(&w->comm->broken);
     if (broken) { /* an earlier work of this communicator failed */
         w->done = 1;
         w->result = broken;

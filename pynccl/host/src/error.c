@@ -31,6 +31,19 @@ static pthread_once_t log_once = PTHREAD_ONCE_INIT;
 static enum host_level log_level;
 static FILE *log_file;
 
+static void hold(void) {
+    pthread_mutex_lock(&lock);
+}
+
+static void release(void) {
+    pthread_mutex_unlock(&lock);
+}
+
+/* A thread of a job may be failing while the program forks; the child must not find the lock taken. */
+__attribute__((constructor)) static void guard_fork(void) {
+    pthread_atfork(hold, release, release);
+}
+
 static void open_file(const char *name) {
     /* %h host name, %p process id, as NCCL documents; anything else is taken as it stands. */
     char path[1024], host[256] = "localhost";
@@ -103,6 +116,10 @@ ncclResult_t host_fail(ncclResult_t code, const char *format, ...) {
     if (host_log_on(HOST_LOG_WARN))
         log_text(HOST_LOG_WARN, text);
     return code;
+}
+
+void host_fail_recall(const char *text) {
+    snprintf(own, sizeof own, "%s", text);
 }
 
 const char *host_fail_text(void) {

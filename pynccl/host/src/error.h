@@ -9,6 +9,9 @@
 /* Record the text (for ncclGetLastError and pyncclHostLastError), log it as a warning, return `code`. */
 ncclResult_t host_fail(ncclResult_t code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Make this the calling thread's last text, and nothing else: the failure has been recorded before. */
+void host_fail_recall(const char *text);
+
 /* The calling thread's last text, "" if none. */
 const char *host_fail_text(void);
 /* The process's. */

@@ -15,6 +15,7 @@
 
 static _Thread_local struct {
     int depth;
+    int nonblocking; /* the last call's communicator is */
     ncclResult_t error;
     struct host_work **works;
     int n, room;
@@ -47,8 +48,10 @@ int host_group_holds(const struct ncclComm *c) {
 static void dispose(struct host_work *w, int keep) {
     host_init_free(w->init);
     free(w->wishes);
+    free(w->places);
     w->init = NULL;
     w->wishes = NULL;
+    w->places = NULL;
     if (w->newcomm)
         *w->newcomm = keep ? w->child : NULL;
     if (w->child && !keep)
@@ -113,14 +116,14 @@ static ncclResult_t enter(struct host_work *w) {
     if (!code && w->comm->serial != w->serial)
         code = host_fail(ncclInvalidArgument, "%s : the communicator was ended before ncclGroupEnd", what);
     if (!code)
-        code = host_comm_ensure(w->comm, what);
+        code = w->tolerant ? host_comm_ensure_alive(w->comm, what) : host_comm_ensure(w->comm, what);
     if (!code)
         code = host_comm_enter(w->comm, what);
     return code;
 }
 
 /* Each communicator once. */
-static ncclResult_t enter_all(struct host_work **works, int n) {
+ncclResult_t host_works_enter(struct host_work **works, int n) {
     for (int i = 0; i < n; i++) {
         struct host_work *w = works[i];
         if (w->type == HOST_WORK_INIT || w->comm->group == works)
@@ -135,7 +138,7 @@ static ncclResult_t enter_all(struct host_work **works, int n) {
 }
 
 /* Once left, a communicator may be used by another thread: nothing of it is touched afterwards. */
-static void leave_all(struct host_work **works, int n) {
+void host_works_leave(struct host_work **works, int n) {
     for (int i = 0; i < n; i++) {
         struct host_work **last = works[i]->comm->group == works ? last_of(works[i]) : NULL;
         if (last)
@@ -166,20 +169,52 @@ static ncclResult_t drive(struct host_work **works, int n) {
     return code;
 }
 
-static ncclResult_t run(struct host_work **works, int n) {
-    ncclResult_t code = enter_all(works, n);
-    if (!code)
-        code = drive(works, n);
-    leave_all(works, n);
+/* What was created is handed out only if nothing of its group's creations failed. */
+static void settle(struct host_work **works, int n, ncclResult_t code) {
     int failed = 0;
     for (int i = 0; i < n; i++)
         failed |= works[i]->child != NULL && (!works[i]->done || works[i]->result);
     for (int i = 0; i < n; i++)
         dispose(works[i], code == ncclSuccess || (!failed && works[i]->child));
+}
+
+static ncclResult_t run(struct host_work **works, int n) {
+    ncclResult_t code = host_works_enter(works, n);
+    if (!code)
+        code = drive(works, n);
+    host_works_leave(works, n);
+    settle(works, n, code);
     return code;
 }
 
-static void free_all(struct host_work **works, int n) {
+/* The user holds the handle of a nonblocking creation already, and learns from it that it failed. */
+static void keep_handles(struct host_work **works, int n, ncclResult_t code) {
+    for (int i = 0; i < n; i++) {
+        struct host_work *w = works[i];
+        if (w->type != HOST_WORK_INIT || !w->comm->nonblocking)
+            continue;
+        if (code) /* another creation of the group may be the one that failed */
+            host_comm_break(w->comm, code, host_fail_text(), "gave up the creation");
+        w->child = NULL;
+        w->newcomm = NULL;
+    }
+}
+
+void host_works_run(struct host_work **works, int n) {
+    ncclResult_t code = drive(works, n);
+    keep_handles(works, n, code);
+    for (int i = 0; i < n; i++)
+        if (works[i]->entered && works[i]->tolerant)
+            host_comm_tell(works[i]->comm, code, host_fail_text());
+    settle(works, n, code);
+}
+
+void host_works_drop(struct host_work **works, int n) {
+    for (int i = 0; i < n; i++)
+        dispose(works[i], 0);
+}
+
+void host_works_free(struct host_work **works, int n) {
     for (int i = 0; i < n; i++)
         free(works[i]);
     free(works);
@@ -194,20 +229,44 @@ ncclResult_t host_group_end(void) {
     struct host_work **works = group.works;
     int n = group.n;
     ncclResult_t code = group.error;
+    int nonblocking = group.nonblocking;
     group.works = NULL;
     group.n = group.room = 0;
     group.error = ncclSuccess;
+    group.nonblocking = 0;
+    if (!code && n && nonblocking)
+        return host_job_start(works, n);
     if (code)
-        for (int i = 0; i < n; i++)
-            dispose(works[i], 0);
+        host_works_drop(works, n);
     else if (n)
         code = run(works, n);
-    free_all(works, n);
+    host_works_free(works, n);
     return code;
 }
 
+/* The job outlives this call, and the work on the stack with it. */
+static ncclResult_t start_now(const struct host_work *w) {
+    struct host_work **works = malloc(sizeof *works), *copy = malloc(sizeof *copy);
+    if (works && copy) {
+        *copy = *w;
+        works[0] = copy;
+        return host_job_start(works, 1);
+    }
+    free(works);
+    free(copy);
+    struct host_work dropped = *w;
+    dispose(&dropped, 0);
+    return host_fail(ncclSystemError, "no memory for a nonblocking call");
+}
+
+static int makes_comm(const struct host_work *w) {
+    return w->type == HOST_WORK_INIT || w->type == HOST_WORK_SPLIT || w->type == HOST_WORK_SHRINK;
+}
+
 static ncclResult_t run_now(struct host_work *w) {
-    if (w->type == HOST_WORK_INIT || w->type == HOST_WORK_SPLIT)
+    if (w->comm->nonblocking)
+        return start_now(w);
+    if (makes_comm(w))
         return run(&w, 1);
     ncclResult_t code = host_comm_enter(w->comm, HOST_ROWS[w->call.kind].name);
     if (code)
@@ -241,6 +300,14 @@ struct host_work *host_group_work(struct host_work *local) {
 ncclResult_t host_group_submit(struct host_work *w) {
     if (!group.depth)
         return run_now(w);
+    for (int i = 0; i < group.n && makes_comm(w); i++)
+        if (makes_comm(group.works[i]) && group.works[i]->comm->nonblocking != w->comm->nonblocking) {
+            ncclResult_t code = host_fail(
+                ncclInvalidArgument, "Blocking and nonblocking communicators are not allowed in the same group.");
+            dispose(w, 0);
+            return host_group_discard(w, code);
+        }
+    group.nonblocking = w->comm->nonblocking; /* as in NCCL, the last one decides */
     group.works[group.n++] = w;
     return ncclSuccess;
 }

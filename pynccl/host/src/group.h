@@ -19,6 +19,21 @@ ncclResult_t host_group_submit(struct host_work *w);
 /* Give up a work that was not submitted. Returns `code`, and poisons the group with it. */
 ncclResult_t host_group_discard(struct host_work *w, ncclResult_t code);
 
+/* ---- the parts of a run, for job.c ---- */
+
+/* Enter every communicator that the works use, each once. After a failure as after a success,
+ * host_works_leave must follow, after which the communicators may be used by others. */
+ncclResult_t host_works_enter(struct host_work **works, int n);
+void host_works_leave(struct host_work **works, int n);
+/* Drive them to their ends, and hand out what they made. Each communicator knows how it went. */
+void host_works_run(struct host_work **works, int n);
+/* Take back what works that did not run own; free the works themselves. */
+void host_works_drop(struct host_work **works, int n);
+void host_works_free(struct host_work **works, int n);
+
+/* Run them in the background (job.c): ncclInProgress, or why they could not be begun. Takes the works. */
+ncclResult_t host_job_start(struct host_work **works, int n);
+
 /* Has the calling thread queued something for this communicator? */
 int host_group_holds(const struct ncclComm *c);
 

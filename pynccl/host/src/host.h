@@ -5,7 +5,8 @@
  *   | header     magic, stamp, n, id                                             one page           |
  *   |            sleepers: how many ranks sleep on their bell                                       |
  *   | seat[n]    who sits here (pid, start time), state, why it gave up, bell    1024 each          |
- *   | line[2][n] sequence number, fingerprint, up to 48 bytes of data            128 each           |
+ *   | line[4][n] sequence number, fingerprint, up to 48 bytes of data; the last  128 each           |
+ *   |            two of each rank for what is agreed about after a revocation                       |
  *   | gear[n]    chunks put in, reduced, taken out                               384 each           |
  *   | pair[n][n] mail[2] and head (sender's), order and tail (receiver's)        512 each           |
  *   | slot[2][n] the whole input of a small collective                           64 Ki each         |
@@ -16,7 +17,7 @@
  *
  * One writer per word. A rank writes its own seat, its own line and gear, its slots and stage, its part of
  * a result, mail and ring of the pairs it sends on, order and tail of those it receives on. The exceptions
- * are `sleepers`, the bells, and a seat's state, which any rank may turn from ACTIVE to DEAD.
+ * are `sleepers`, the bells, and a seat's state, which any rank may turn from ACTIVE to DEAD, as its `gone`.
  *
  * Collective q (the first is 1) of a rank:
  *   1. its input, or the first chunk of it, goes to its slot or stage; up to 48 bytes go into the line;
@@ -46,7 +47,7 @@
 #include "sync.h"
 
 #define HOST_MAGIC UINT64_C(0x74736f686c63636e) /* "ncclhost" */
-#define HOST_FORMAT 1u
+#define HOST_FORMAT 2u
 
 enum {
     HOST_MAX_RANKS = 1024,
@@ -68,6 +69,7 @@ enum host_state {
     HOST_ABORTED,   /* ncclCommAbort */
     HOST_BROKEN,    /* gave up after an error: see code and text */
     HOST_DEAD,      /* its process died; written by the rank that noticed */
+    HOST_REVOKED,   /* ncclCommRevoke: no more operations, but splits and shrinks */
 };
 
 struct host_header {
@@ -87,7 +89,8 @@ struct host_seat {
     /* While this rank has waited for a while, for the texts of others: a rank of this communicator + 1, and
      * the process that its thread waits for in another communicator. Else 0. */
     host_u32 waits_for, waits_outside;
-    char text[608];
+    host_u32 gone; /* how a BROKEN or REVOKED rank left for good: an enum host_state, 0 while it has not */
+    char text[604];
     alignas(HOST_LINE) struct host_bell bell;
     alignas(HOST_LINE) char reserved[HOST_LINE * 2];
 };
@@ -167,8 +170,13 @@ static inline struct host_seat *host_seat(const struct host_map *m, int rank) {
     return (struct host_seat *)(void *)(m->base + m->at.seat) + rank;
 }
 
+/* Sequence numbers of this size and above belong to the council: the splits of a revoked communicator, whose
+ * ranks may have stopped at different collectives. They count for themselves and have lines of their own. */
+#define HOST_COUNCIL (UINT64_C(1) << 62)
+
 static inline struct host_line *host_line(const struct host_map *m, uint64_t seq, int rank) {
-    return (struct host_line *)(void *)(m->base + m->at.line) + (seq & 1) * (size_t)m->nranks + rank;
+    size_t which = (seq & 1) | (seq >> 61 & 2);
+    return (struct host_line *)(void *)(m->base + m->at.line) + which * (size_t)m->nranks + rank;
 }
 
 static inline struct host_gear *host_gear(const struct host_map *m, int rank) {

@@ -101,13 +101,17 @@ void host_work_text(struct host_text *t, const struct host_work *w) {
     switch (w->type) {
     case HOST_WORK_COLLECTIVE:
     case HOST_WORK_SPLIT:
-        host_text_add(t, "%s #%llu", HOST_ROWS[w->call.kind].name, (unsigned long long)w->u.collective.seq);
+        host_text_add(t, "%s #%llu", HOST_ROWS[w->call.kind].name,
+            (unsigned long long)(w->u.collective.seq & ~HOST_COUNCIL));
         break;
     case HOST_WORK_SEND:
         host_text_add(t, "Send to rank %d", w->call.root);
         break;
     case HOST_WORK_RECV:
         host_text_add(t, "Recv from rank %d", w->call.root);
+        break;
+    case HOST_WORK_SHRINK:
+        host_text_add(t, "CommShrink");
         break;
     default:
         host_text_add(t, "CommInitRank");
@@ -120,6 +124,8 @@ static int missing(const struct host_work *w, int from) {
         return host_collective_missing(w, from);
     case HOST_WORK_SPLIT:
         return host_split_missing(w, from);
+    case HOST_WORK_SHRINK:
+        return host_shrink_missing(w, from);
     case HOST_WORK_SEND:
     case HOST_WORK_RECV:
         return host_message_missing(w, from);
@@ -144,6 +150,24 @@ static void list_missing(struct host_text *t, const struct host_work *w) {
 
 /* ---- verdicts -------------------------------------------------------------------------------------- */
 
+/* The state of a rank, after looking at its process if it is its turn. To a tolerant work a rank that has
+ * failed or revoked is as good as any until it is gone. */
+static enum host_state state_of(struct host_seat *seat, int look, int tolerant) {
+    enum host_state state = (enum host_state)host_observe32(&seat->state);
+    int maimed = tolerant && (state == HOST_BROKEN || state == HOST_REVOKED);
+    if ((state <= HOST_ACTIVE || maimed) && look && seat->pid != (int)getpid() &&
+        process_gone(seat->pid, seat->start)) {
+        /* It may have departed properly just before it died. */
+        if (!host_claim32(&seat->state, HOST_ACTIVE, HOST_DEAD) && maimed)
+            host_claim32(&seat->gone, 0, HOST_DEAD);
+        state = (enum host_state)host_observe32(&seat->state);
+    }
+    if (!tolerant || (state != HOST_BROKEN && state != HOST_REVOKED))
+        return state;
+    state = (enum host_state)host_observe32(&seat->gone);
+    return state ? state : HOST_ACTIVE;
+}
+
 static ncclResult_t left(struct host_work *w, int rank, enum host_state state, struct host_text *cause) {
     static const char *const how[] = {
         [HOST_FINALIZED] = "has finalized its communicator",
@@ -151,6 +175,7 @@ static ncclResult_t left(struct host_work *w, int rank, enum host_state state, s
         [HOST_EXITED] = "has exited",
         [HOST_ABORTED] = "has aborted its communicator",
         [HOST_DEAD] = "has died",
+        [HOST_REVOKED] = "has revoked its communicator",
     };
     const struct host_seat *seat = host_seat(w->comm->map, rank);
     char buffer[HOST_TEXT];
@@ -208,7 +233,7 @@ static void chain(struct host_text *t, const struct host_work *w) {
         int at = r, links = 0;
         while (at != w->comm->rank && links < 8) { /* it may be a circle, through this rank or not */
             struct host_seat *seat = host_seat(map, at);
-            int next = (int)host_peek32(&seat->waits_for) - 1;
+            int next = (int)host_observe32(&seat->waits_for) - 1;
             if (next < 0 || next >= map->nranks) {
                 uint32_t pid = host_peek32(&seat->waits_outside);
                 if (pid)
@@ -233,6 +258,12 @@ static ncclResult_t too_late(struct host_work *w, uint64_t waited, struct host_t
     list_missing(&t, w);
     chain(&t, w);
     hint(&t, w);
+    /* A missing rank may have given up meanwhile, and waits for nobody any more: then its own text says more. */
+    for (int r = missing(w, 0); r >= 0; r = missing(w, r + 1)) {
+        enum host_state state = state_of(host_seat(w->comm->map, r), 0, w->tolerant);
+        if (state > HOST_ACTIVE)
+            return left(w, r, state, cause);
+    }
     host_text_add(cause, "%s", buffer);
     return host_fail(ncclTimeout, "%s", buffer);
 }
@@ -249,17 +280,6 @@ static void warn(struct host_work *w) {
     w->warned = 1;
 }
 
-/* The state of a rank, after looking at its process if it is its turn. */
-static enum host_state state_of(struct host_seat *seat, int look) {
-    enum host_state state = (enum host_state)host_observe32(&seat->state);
-    if (state <= HOST_ACTIVE && look && seat->pid != (int)getpid() && process_gone(seat->pid, seat->start)) {
-        /* It may have departed properly just before it died. */
-        host_claim32(&seat->state, HOST_ACTIVE, HOST_DEAD);
-        state = (enum host_state)host_observe32(&seat->state);
-    }
-    return state;
-}
-
 static ncclResult_t verdict_on(struct host_work *w, const struct host_watch *watch, struct host_work *const *all,
     int n, struct host_text *cause) {
     struct host_map *map = w->comm->map;
@@ -270,7 +290,7 @@ static ncclResult_t verdict_on(struct host_work *w, const struct host_watch *wat
         struct host_seat *seat = host_seat(map, r);
         int look = r >= watch->first && looked < watch->look;
         looked += look;
-        enum host_state state = state_of(seat, look);
+        enum host_state state = state_of(seat, look, w->tolerant);
         if (state > HOST_ACTIVE && missing(w, r) == r)
             return left(w, r, state, cause);
         if (look && seat->pid == (int)getpid() && !driven_here(w, r, all, n)) {
@@ -288,7 +308,7 @@ static ncclResult_t verdict_on(struct host_work *w, const struct host_watch *wat
     if (first < 0)
         return ncclSuccess;
     uint64_t waited = watch->now - w->since;
-    if (waited > w->comm->timeout)
+    if (waited > (w->patience ? w->patience : w->comm->timeout))
         return too_late(w, waited, cause);
     if (waited > WARN_NS && !w->warned && !w->init)
         warn(w);
@@ -298,7 +318,7 @@ static ncclResult_t verdict_on(struct host_work *w, const struct host_watch *wat
 ncclResult_t host_examine(struct host_work *w, const struct host_watch *watch, struct host_work *const *all,
     int n, struct host_text *cause) {
     ncclResult_t code = verdict_on(w, watch, all, n, cause);
-    if (code && w->init)
-        host_init_tell(w->init, code, host_fail_text());
+    if (code && w->init && host_init_tell(w->init, code, host_fail_text()))
+        return ncclSuccess;
     return code;
 }

@@ -42,6 +42,7 @@ struct hello {
     uint32_t stamp;
     int32_t nranks, rank, pid;
     uint64_t start;
+    uint64_t ids; /* digest of several ids, 0 for one */
 };
 
 /* An empty message after hello asks the server to give up: its sender's time is over. */
@@ -68,6 +69,8 @@ struct host_init {
     struct guest *guests;
     int nguests, room, here; /* here: ranks that said hello, this one included */
     uint64_t begun, timeout, until; /* until: end of lingering, or of waiting for a last verdict */
+    uint8_t (*ids)[HOST_ID]; /* of a creation with several, all of them; they are used up together */
+    int nids;
     int asked, warned;
     struct verdict verdict;
 };
@@ -80,7 +83,7 @@ struct host_init *host_init_new(
     init->comm = c;
     memcpy(init->id, id, HOST_ID);
     init->self = (struct hello){
-        host_stamp(), nranks, rank, (int32_t)getpid(), host_process_start((int)getpid())};
+        host_stamp(), nranks, rank, (int32_t)getpid(), host_process_start((int)getpid()), 0};
     init->fd = init->epoll = init->marker = -1;
     init->timeout = timeout;
     return init;
@@ -105,8 +108,41 @@ void host_init_free(struct host_init *init) {
     close_fd(&init->fd);
     close_fd(&init->epoll);
     close_fd(&init->marker);
+    free(init->ids);
     free(init->guests);
     free(init);
+}
+
+/* Whatever their order, ranks with the same ids meet under the smallest one, so that a different order or a
+ * different other id is found there instead of making them miss each other. */
+int host_init_set_ids(struct host_init *init, const ncclUniqueId *ids, int n) {
+    init->ids = calloc((size_t)n, sizeof *init->ids);
+    if (!init->ids)
+        return 0;
+    init->nids = n;
+    uint64_t digest = 14695981039346656037u;
+    for (int i = 0; i < n; i++) {
+        memcpy(init->ids[i], ids[i].internal, HOST_ID);
+        if (memcmp(init->ids[i], init->id, HOST_ID) < 0)
+            memcpy(init->id, init->ids[i], HOST_ID);
+        for (int j = 0; j < HOST_ID; j++)
+            digest = (digest ^ init->ids[i][j]) * 1099511628211u;
+    }
+    init->self.ids = digest;
+    return 1;
+}
+
+static void spend_ids(struct host_init *init) {
+    host_id_spend(init->id);
+    for (int i = 0; i < init->nids; i++)
+        host_id_spend(init->ids[i]);
+}
+
+static int is_spent(const struct host_init *init) {
+    int yes = host_id_is_spent(init->id);
+    for (int i = 0; i < init->nids && !yes; i++)
+        yes = host_id_is_spent(init->ids[i]);
+    return yes;
 }
 
 int host_init_fd(const struct host_init *init) {
@@ -172,7 +208,7 @@ static void send_verdict(int to, const struct verdict *v, int segment) {
 
 static enum host_step fail(struct host_work *w, ncclResult_t code, const char *text) {
     w->result = host_fail(code, "%s", text);
-    host_id_spend(w->init->id);
+    spend_ids(w->init);
     return HOST_FAILED;
 }
 
@@ -252,6 +288,11 @@ static void check_hello(struct host_init *init, const struct guest *g) {
         snprintf(text, sizeof text,
             "CommInitRank: ranks disagree about their number: rank %d (pid %d) says nranks=%d, rank %d "
             "(pid %d) says nranks=%d", self->rank, self->pid, self->nranks, h->rank, h->pid, h->nranks);
+        give_up(init, ncclInvalidUsage, text);
+    } else if (h->ids != self->ids) {
+        snprintf(text, sizeof text,
+            "CommInitRank: ranks disagree about the unique ids: rank %d (pid %d) and rank %d (pid %d) have other ids, "
+            "or the same in another order", self->rank, self->pid, h->rank, h->pid);
         give_up(init, ncclInvalidUsage, text);
     } else if (h->pid != g->pid) { /* then nobody could tell whether the other is alive */
         snprintf(text, sizeof text,
@@ -376,9 +417,12 @@ int host_init_here(const struct host_init *init, int rank) {
     return init->state != SERVE || hello_of(init, rank) != NULL;
 }
 
-void host_init_tell(struct host_init *init, ncclResult_t code, const char *text) {
-    if (init->state == SERVE)
-        give_up(init, code, text);
+int host_init_tell(struct host_init *init, ncclResult_t code, const char *text) {
+    if (init->state != SERVE)
+        return 0;
+    accept_guests(init); /* who has knocked must hear it, too */
+    give_up(init, code, text);
+    return 1;
 }
 
 /* ---- joining --------------------------------------------------------------------------------------- */
@@ -489,7 +533,7 @@ static enum host_step start(struct host_work *w) {
     struct host_init *init = w->init;
     if (!init->begun) {
         init->begun = host_now();
-        if (host_id_is_spent(init->id) || is_marked(init))
+        if (is_spent(init) || is_marked(init))
             return spent(w);
     }
     struct sockaddr_un name;
@@ -518,7 +562,7 @@ static enum host_step start(struct host_work *w) {
 
 static enum host_step alone(struct host_work *w) {
     struct host_init *init = w->init;
-    if (host_id_is_spent(init->id))
+    if (is_spent(init))
         return spent(w);
     int fd = host_segment_create(1, init->id, &init->comm->map);
     if (fd < 0)
@@ -543,7 +587,7 @@ enum host_step host_init_step(struct host_work *w) {
     if (step == HOST_FINISHED) {
         init->comm->rank = init->self.rank;
         init->comm->nranks = init->self.nranks;
-        host_id_spend(init->id);
+        spend_ids(init);
         if (!host_comm_ready(init->comm))
             step = fail(w, ncclSystemError, "CommInitRank: out of memory");
     }

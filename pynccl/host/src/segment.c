@@ -42,7 +42,7 @@ void host_layout_of(int nranks, struct host_layout *out) {
     out->seat = at;
     at += n * sizeof(struct host_seat);
     out->line = at;
-    at += 2 * n * sizeof(struct host_line);
+    at += 4 * n * sizeof(struct host_line);
     out->gear = at;
     at += n * sizeof(struct host_gear);
     at = pages(at);

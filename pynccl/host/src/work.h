@@ -16,10 +16,11 @@ enum host_step {
     HOST_FAILED, /* work->result and the text of host_fail say why */
 };
 
-enum host_type { HOST_WORK_COLLECTIVE, HOST_WORK_SEND, HOST_WORK_RECV, HOST_WORK_SELF, HOST_WORK_INIT, HOST_WORK_SPLIT };
+enum host_type { HOST_WORK_COLLECTIVE, HOST_WORK_SEND, HOST_WORK_RECV, HOST_WORK_SELF, HOST_WORK_INIT, HOST_WORK_SPLIT,
+    HOST_WORK_SHRINK, HOST_WORK_FINALIZE };
 
 struct host_collective {
-    uint64_t seq, print;
+    uint64_t seq, print; /* from HOST_COUNCIL up on a revoked communicator */
     int me, nranks;
     int phase;
     int arrived; /* ranks below have been seen at seq */
@@ -42,12 +43,11 @@ struct host_message {
 
 struct host_init; /* rendezvous.c */
 
-/* What a rank says about its split, and what it hears from the others. */
+/* What a rank says about its split or growth, and what it hears from the others. */
 struct host_wish {
-    int32_t color, key;
+    int32_t color, key;  /* growth: how many ranks there are to be, and whether this one brings the id */
     uint8_t id[HOST_ID]; /* for the child that this rank would be the first of */
 };
-
 
 /* host_work_set fills everything but the union, of which it sets what its type looks at first. */
 struct host_work {
@@ -55,20 +55,24 @@ struct host_work {
     int done;
     int entered; /* this work entered its communicator, for its whole group */
     int warned;
+    int tolerant; /* goes on although ranks of comm, or this one, have failed or revoked it */
     ncclResult_t result;
     uint32_t serial;          /* of comm, when this was queued */
     struct ncclComm *comm;    /* for INIT: the one being created */
     struct host_work *before; /* must be done first */
     uint64_t since;           /* when the loop first found it stalled; 0: not yet */
+    uint64_t patience;        /* ns that it may wait; 0: what the communicator says */
     struct host_call call;
     union {
         struct host_collective collective;
         struct host_message message;
     } u;
-    struct host_init *init;     /* INIT, and the second half of SPLIT */
-    struct ncclComm **newcomm;  /* INIT and SPLIT: where the handle goes */
+    struct host_init *init;     /* INIT, SHRINK, and the second half of SPLIT */
+    struct ncclComm **newcomm;  /* where the handle of a creation goes */
     struct host_wish *wishes;   /* SPLIT: one a rank, and this rank's own behind them */
-    struct ncclComm *child;     /* INIT: the same as comm; SPLIT: what is being created */
+    struct ncclComm *child;     /* INIT: the same as comm; SPLIT, SHRINK: what is being created */
+    int *places;                /* SHRINK: a rank's number in the child, or -1 */
+    int child_nonblocking;      /* SPLIT */
 };
 
 /* ---- the types of work ---- */
@@ -94,6 +98,11 @@ int host_split_server(const struct host_work *w);
 
 /* host_work_set for a split of c; 0 if there is no memory. */
 int host_split_set(struct host_work *w, struct ncclComm *c, int color, int key);
+/* The same for this rank's part in the growth of c to `nranks`; `id` is NULL where another rank brings it. */
+int host_grow_set(struct host_work *w, struct ncclComm *c, int nranks, const uint8_t *id);
+/* The same for a shrink: `exclude` is sorted, without repetition, and this rank is not in it. */
+int host_shrink_set(struct host_work *w, struct ncclComm *c, const int *exclude, int n, int nonblocking);
+int host_shrink_missing(const struct host_work *w, int from);
 
 /* "AllReduce #17". */
 void host_work_text(struct host_text *t, const struct host_work *w);
@@ -103,6 +112,8 @@ void host_work_text(struct host_text *t, const struct host_work *w);
 /* The communicator must be new; it stays the caller's. `timeout` in ns. NULL if there is no memory. */
 struct host_init *host_init_new(struct ncclComm *c, int nranks, int rank, const uint8_t id[HOST_ID],
     uint64_t timeout);
+/* The ids of a creation with several: all ranks must have the same ones in the same order. 0 without memory. */
+int host_init_set_ids(struct host_init *init, const ncclUniqueId *ids, int n);
 void host_init_free(struct host_init *init);
 /* The descriptor to poll while the creation waits, or -1. */
 int host_init_fd(const struct host_init *init);
@@ -110,8 +121,9 @@ int host_init_fd(const struct host_init *init);
 int host_init_here(const struct host_init *init, int rank);
 /* The process that gathers the ranks, where this one waits for its answer; else 0. */
 int host_init_server(const struct host_init *init);
-/* The creation fails for a reason that its own means cannot see: let those who have come know. */
-void host_init_tell(struct host_init *init, ncclResult_t code, const char *text);
+/* The creation fails for a reason that its own means cannot see: let those who have come know. 1 if this rank
+ * is the one to tell them: it goes on telling late comers for a moment, and then fails with this. */
+int host_init_tell(struct host_init *init, ncclResult_t code, const char *text);
 
 /* ---- the loop (engine.c) ---- */
 
@@ -119,10 +131,15 @@ void host_init_tell(struct host_init *init, ncclResult_t code, const char *text)
  * its own result. Failed communicators are broken. The communicators must have been entered. */
 ncclResult_t host_run(struct host_work **works, int n);
 
+/* The calling thread is one of the library's: signals and hooks are not its business. */
+void host_be_background(void);
+
 /* Hooks and defaults of the process or thread. */
 void host_set_interrupt(int (*hook)(void));
 void host_set_init_timeout(double seconds);
 double host_init_timeout(void);
 uint64_t host_timeout_ns(double seconds);
+/* What the calling thread has set for creations, 0 if nothing. */
+uint64_t host_init_patience(void);
 
 #endif
