@@ -5,7 +5,7 @@
  * by one thread at a time under `lock`; a text that has been handed out is overwritten only RING failures
  * later. Beside it each thread has its own last text, which is what the Python layer reports.
  *
- * NCCL_DEBUG is read once, at the first use; the log goes to stdout or to NCCL_DEBUG_FILE, as NCCL's does.
+ * NCCL_DEBUG is read at the first use, and at the first after host_log_reset; the log goes to stdout or to NCCL_DEBUG_FILE, as NCCL's does.
  */
 #include "error.h"
 
@@ -27,9 +27,9 @@ static char ring[RING][HOST_TEXT];
 static host_u32 ring_at;
 static _Thread_local char own[HOST_TEXT];
 
-static pthread_once_t log_once = PTHREAD_ONCE_INIT;
-static enum host_level log_level;
-static FILE *log_file;
+static host_u32 log_known; /* the two below are set */
+static host_u32 log_level;
+static FILE *_Atomic log_file;
 
 static void hold(void) {
     pthread_mutex_lock(&lock);
@@ -65,20 +65,35 @@ static void open_file(const char *name) {
 static void log_start(void) {
     static const char *const names[] = {"", "VERSION", "WARN", "INFO"};
     const char *level = getenv("NCCL_DEBUG");
+    enum host_level found = HOST_LOG_NONE;
     log_file = stdout;
     for (int i = HOST_LOG_VERSION; level && i <= HOST_LOG_INFO; i++)
         if (strcasecmp(level, names[i]) == 0)
-            log_level = (enum host_level)i;
+            found = (enum host_level)i;
+    if (level && strcasecmp(level, "ATTN") == 0) /* between the two; nothing here logs at it */
+        found = HOST_LOG_WARN;
     if (level && (strcasecmp(level, "ABORT") == 0 || strcasecmp(level, "TRACE") == 0))
-        log_level = HOST_LOG_INFO;
+        found = HOST_LOG_INFO;
     const char *file = getenv("NCCL_DEBUG_FILE");
-    if (file && *file && log_level > HOST_LOG_VERSION)
+    if (file && *file && found > HOST_LOG_VERSION)
         open_file(file);
+    host_publish32(&log_level, found);
 }
 
 int host_log_on(enum host_level level) {
-    pthread_once(&log_once, log_start);
-    return log_level >= level;
+    if (!host_observe32(&log_known)) {
+        pthread_mutex_lock(&lock);
+        if (!host_peek32(&log_known))
+            log_start();
+        host_publish32(&log_known, 1);
+        pthread_mutex_unlock(&lock);
+    }
+    return host_peek32(&log_level) >= (uint32_t)level;
+}
+
+/* A file that was open stays so: another thread may be writing to it. */
+void host_log_reset(void) {
+    host_publish32(&log_known, 0);
 }
 
 static void log_text(enum host_level level, const char *text) {

@@ -21,6 +21,8 @@ const char *host_fail_any_text(void);
 enum host_level { HOST_LOG_NONE, HOST_LOG_VERSION, HOST_LOG_WARN, HOST_LOG_INFO };
 
 int host_log_on(enum host_level level);
+/* Read the environment again at the next use. */
+void host_log_reset(void);
 void host_log(enum host_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* One line on stderr, whatever NCCL_DEBUG says: what a person must know while a call hangs. */
