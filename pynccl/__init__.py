@@ -10,6 +10,7 @@ try:
     from ._group import Group, group
     from ._init import init, init_all
     from ._nccl import Library
+    from ._params import parameters, set_encryption
     from ._settings import Config
     from ._uid import UniqueId, library, unique_id, version_code
 except ImportError as error:
@@ -77,6 +78,8 @@ __all__ = [
     "init",
     "init_all",
     "library",
+    "parameters",
+    "set_encryption",
     "unique_id",
     "version_code",
 ]

@@ -64,6 +64,7 @@ LAYERS: dict[str, set[str]] = {
     "_collectives": BUFFER | {"_call", "_nccl", "_scalar"},
     "_group": BUFFER | {"_call", "_nccl"},
     "_uid": BUFFER | {"_nccl"},
+    "_params": BUFFER | {"_nccl"},
     "_end": BUFFER | {"_nccl"},
     "_settings": BUFFER | {"_nccl"},
     "_family": BUFFER | {"_nccl", "_collectives", "_uid", "_config", "_settings"},

@@ -66,12 +66,15 @@ ANSWERS = {
     "simulate into garbage": [
         4, "ncclSimInfo_t argument not initialized via NCCL_SIM_INFO_INITIALIZER",
     ],
-    "encryption by NULL": 0,
-    "no encryption": 0,
-    "garbage encryption": 4,
-    "a wrong mode of encryption": 4,
-    "keyless encryption": 4,
-    "short-keyed encryption": 4,
+    "encryption that is none": [0, 0, 0],
+    "garbage encryption": [
+        4, "ncclSetEncryption: config not initialized via NCCL_ENCRYPTION_CONFIG_INITIALIZER",
+    ],
+    "a wrong mode of encryption": [
+        4, "ncclSetEncryption: config->mode=2 is not a supported encryption mode",
+    ],
+    "keyless encryption": [4, "ncclSetEncryption: NCCL_ENCRYPTION_MODE_PSK requires config->psk"],
+    "short-keyed encryption": [4, "ncclSetEncryption: config->psk must be at least 32 bytes"],
     "a parameter that is none": [4, 4, 4],
     "id of no communicator": [4, "ncclCommGetUniqueId : comm argument is NULL"],
     "grow": [4] * 5,
@@ -115,7 +118,7 @@ def test_the_answers_of_nccl(version):
 
 # Questions about functions that not every library has; the rest must be answered.
 OPTIONAL = (
-    "config", "encryption", "garbage", "parameter", "simulate", "Register", "Deregister",
+    "garbage", "simulate", "Register", "Deregister",
 )  # fmt: skip
 
 

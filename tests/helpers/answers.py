@@ -130,15 +130,18 @@ def ask(path: str) -> dict[str, Any]:
         psk = b"0123456789abcdef0123456789abcdef"
         size = ctypes.sizeof(Encryption)
         cases = {
-            "no": Encryption(size, 0xCAFEBEEF, 23203, 0, None),
             "garbage": Encryption(size, 0xCAFE, 23203, 0, None),
             "a wrong mode of": Encryption(size, 0xCAFEBEEF, 23203, 2, psk),
             "keyless": Encryption(size, 0xCAFEBEEF, 23203, 1, None),
             "short-keyed": Encryption(size, 0xCAFEBEEF, 23203, 1, psk[:31]),
         }
-        out["encryption by NULL"] = lib.ncclSetEncryption(NULL)
+        no = Encryption(size, 0xCAFEBEEF, 23203, 0, None)
+        keyed = Encryption(size, 0xCAFEBEEF, 23203, 1, psk)
+        out["encryption that is none"] = [
+            lib.ncclSetEncryption(c) for c in (NULL, byref(no), byref(keyed))
+        ]
         for name, config in cases.items():
-            out[f"{name} encryption"] = lib.ncclSetEncryption(byref(config))
+            out[f"{name} encryption"] = said(lib.ncclSetEncryption(byref(config)))
 
     if hasattr(lib, "ncclParamBind"):
         out["a parameter that is none"] = [

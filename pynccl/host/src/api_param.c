@@ -5,7 +5,7 @@
  * one is what it said at the first question. Texts that were handed out are kept, each once, for the life of
  * the process: NCCL's pointers stay valid, too. They are the only state, guarded by `lock`.
  *
- * As in NCCL, no failure here touches the last error.
+ * As in NCCL, no failure of a parameter touches the last error.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -316,15 +316,16 @@ ncclResult_t pncclSetEncryption(const ncclEncryptionConfig_t *config) {
     if (!config)
         return ncclSuccess;
     if (config->magic != NCCL_API_MAGIC)
-        return host_fail(ncclInvalidArgument, "config not initialized via NCCL_ENCRYPTION_CONFIG_INITIALIZER");
+        return host_fail(ncclInvalidArgument, "ncclSetEncryption: config not initialized via NCCL_ENCRYPTION_CONFIG_INITIALIZER");
     if (config->mode == NCCL_ENCRYPTION_MODE_NONE)
         return ncclSuccess;
     if (config->mode != NCCL_ENCRYPTION_MODE_PSK)
-        return host_fail(ncclInvalidArgument, "SetEncryption : invalid mode %d", config->mode);
+        return host_fail(ncclInvalidArgument, "ncclSetEncryption: config->mode=%d is not a supported encryption mode",
+            config->mode);
     if (!config->psk)
-        return host_fail(ncclInvalidArgument, "SetEncryption : a pre-shared key is needed");
+        return host_fail(ncclInvalidArgument, "ncclSetEncryption: NCCL_ENCRYPTION_MODE_PSK requires config->psk");
     if (strlen(config->psk) < LEAST)
-        return host_fail(ncclInvalidArgument, "SetEncryption : the pre-shared key has fewer than %d bytes", LEAST);
+        return host_fail(ncclInvalidArgument, "ncclSetEncryption: config->psk must be at least %d bytes", LEAST);
     return ncclSuccess;
 }
 HOST_EXPORT(ncclSetEncryption);
