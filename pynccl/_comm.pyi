@@ -3,8 +3,6 @@ from os import PathLike
 from types import TracebackType
 from typing import TypeAlias
 
-from typing_extensions import disjoint_base
-
 from ._family import Family
 from ._settings import Config
 
@@ -13,7 +11,6 @@ _Seconds: TypeAlias = float | timedelta | None
 
 EXIT_SECONDS: float
 
-@disjoint_base
 class Communicator(Family):
     def __init__(
         self,

@@ -62,6 +62,11 @@ ncclResult_t pncclGroupEnd(void) {
 }
 HOST_EXPORT(ncclGroupEnd);
 
+ncclResult_t pncclGroupSimulateEnd(ncclSimInfo_t *simInfo) {
+    return host_group_simulate(simInfo);
+}
+HOST_EXPORT(ncclGroupSimulateEnd);
+
 /* ---- memory ---------------------------------------------------------------------------------------- */
 
 struct block {

@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "simulate.h"
+
 static _Thread_local struct {
     int depth;
     int nonblocking; /* the last call's communicator is */
@@ -240,6 +242,40 @@ ncclResult_t host_group_end(void) {
         host_works_drop(works, n);
     else if (n)
         code = run(works, n);
+    host_works_free(works, n);
+    return code;
+}
+
+/* Creations and the like are done all the same: that is where NCCL stops pretending, too. The rest is only
+ * priced, and dropped. */
+static ncclResult_t run_or_price(struct host_work **works, int n, ncclSimInfo_t *info) {
+    int real = 0;
+    for (int i = 0; i < n; i++) { /* those to the front, each kind in its order */
+        struct host_work *w = works[i];
+        if (w->type == HOST_WORK_COLLECTIVE || w->type == HOST_WORK_SEND || w->type == HOST_WORK_RECV)
+            continue;
+        memmove(&works[real + 1], &works[real], (size_t)(i - real) * sizeof *works);
+        works[real++] = w;
+    }
+    if (n > real)
+        info->estimatedTime = (float)host_simulate(works + real, n - real);
+    return real ? run(works, real) : ncclSuccess;
+}
+
+ncclResult_t host_group_simulate(ncclSimInfo_t *info) {
+    if (group.depth != 1 || !info)
+        return host_group_end();
+    struct host_work **works = group.works;
+    int n = group.n;
+    ncclResult_t code = group.error;
+    memset(&group, 0, sizeof group);
+    if (!code && info->magic != PYNCCL_SIM_INFO_MAGIC)
+        code = host_fail(
+            ncclInvalidArgument, "ncclSimInfo_t argument not initialized via NCCL_SIM_INFO_INITIALIZER");
+    if (code)
+        host_works_drop(works, n);
+    else if (n)
+        code = run_or_price(works, n, info);
     host_works_free(works, n);
     return code;
 }

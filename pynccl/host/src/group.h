@@ -6,6 +6,8 @@
 
 void host_group_start(void);
 ncclResult_t host_group_end(void);
+/* The same, but collectives and messages are priced and not run. NULL: run. */
+ncclResult_t host_group_simulate(ncclSimInfo_t *info);
 int host_group_open(void);
 
 /* A call failed its checks: an open group remembers it, and will launch nothing. Returns the code. */
