@@ -224,6 +224,27 @@ def test_estimate_needs_a_finished_plan_and_no_open_group(alone):
         plan.simulate()
 
 
+def test_estimate_grows_with_the_plan_and_runs_nothing(threads):
+    def job(comm):
+        out = np.full(1 << 16, -1.0)
+        estimates = []
+        for count in (1, 1000, 1 << 16):
+            with pynccl.group(run=False) as plan:
+                comm.all_reduce(np.ones(count), out=out[:count])
+            estimates.append(plan.simulate())
+        with pynccl.group(run=False) as twice:
+            for _ in range(2):
+                comm.all_reduce(np.ones(count), out=out)
+        estimates.append(twice.simulate())
+        assert (out == -1).all()
+        twice()
+        assert (out == comm.nranks).all()
+        return estimates
+
+    for estimates in threads(2).run(job):
+        assert 0 < estimates[0] <= estimates[1] < estimates[2] < estimates[3] < 1
+
+
 def test_exception_in_a_nested_group_abandons_the_whole(alone):
     a, b = np.full(2, -1), np.full(2, -1)
     with pytest.raises(KeyError), pynccl.group():
