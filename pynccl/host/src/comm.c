@@ -248,9 +248,15 @@ ncclResult_t host_comm_ensure_alive(const struct ncclComm *c, const char *what) 
     return code;
 }
 
+static ncclResult_t ensure_awake(const struct ncclComm *c, const char *what) {
+    if (host_observe32((host_u32 *)&c->suspended))
+        return host_fail(ncclInvalidUsage, "%s : the communicator is suspended; ncclCommResume makes it usable", what);
+    return ncclSuccess;
+}
+
 ncclResult_t host_comm_ensure(const struct ncclComm *c, const char *what) {
     uint32_t odd = host_observe32((host_u32 *)&c->revoked) | host_observe32((host_u32 *)&c->pending) |
-                   host_observe32((host_u32 *)&c->broken);
+                   host_observe32((host_u32 *)&c->broken) | host_peek32((host_u32 *)&c->suspended);
     if (!odd && life_of(c) == HOST_LIFE_LIVE)
         return ncclSuccess;
     if (host_observe32((host_u32 *)&c->revoked))
@@ -258,7 +264,9 @@ ncclResult_t host_comm_ensure(const struct ncclComm *c, const char *what) {
     ncclResult_t code = host_comm_ensure_idle(c);
     if (!code)
         code = failure_of(c);
-    return code ? code : host_comm_ensure_alive(c, what);
+    if (!code)
+        code = host_comm_ensure_alive(c, what);
+    return code ? code : ensure_awake(c, what);
 }
 
 ncclResult_t host_comm_enter(struct ncclComm *c, const char *what) {

@@ -67,6 +67,9 @@ struct ncclComm {
     struct host_work *last_collective; /* of the group being run */
     const void *group;                 /* the group that entered, while it runs */
 
+    host_u32 suspended;
+    size_t suspended_bytes; /* what it held when it was suspended */
+
     struct host_userop *ops;
     int nops;
 

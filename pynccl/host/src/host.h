@@ -47,7 +47,7 @@
 #include "sync.h"
 
 #define HOST_MAGIC UINT64_C(0x74736f686c63636e) /* "ncclhost" */
-#define HOST_FORMAT 2u
+#define HOST_FORMAT 3u
 
 enum {
     HOST_MAX_RANKS = 1024,
@@ -79,6 +79,7 @@ struct host_header {
     uint8_t id[HOST_ID];
     uint64_t bytes;
     alignas(HOST_LINE) host_u32 sleepers;
+    host_u32 releasing; /* 1 while a rank gives the buffers of a suspended communicator back */
 };
 
 struct host_seat {
@@ -90,7 +91,8 @@ struct host_seat {
      * the process that its thread waits for in another communicator. Else 0. */
     host_u32 waits_for, waits_outside;
     host_u32 gone; /* how a BROKEN or REVOKED rank left for good: an enum host_state, 0 while it has not */
-    char text[604];
+    host_u32 suspended; /* this rank makes no calls until it resumes, and reads no buffer */
+    char text[600];
     alignas(HOST_LINE) struct host_bell bell;
     alignas(HOST_LINE) char reserved[HOST_LINE * 2];
 };
