@@ -1,4 +1,4 @@
-from pynccl._collectives cimport Collectives
+from pynccl._memory cimport Memory
 from pynccl._nccl cimport CommBase, ncclConfig_t, ncclResult_t, ncclUniqueId
 from pynccl._settings cimport Config
 
@@ -11,7 +11,7 @@ cdef enum Birth:
     JOIN            # as one of the new ones
 
 
-cdef class Family(Collectives):
+cdef class Family(Memory):
     # What the creation needs, kept to the end of a group.
     cdef Birth birth
     cdef bytes uids                 # one id or several, one behind the other; None where another brings it

@@ -5,8 +5,8 @@ from typing import TypeAlias
 
 from typing_extensions import Self, disjoint_base
 
-from ._collectives import Collectives
 from ._comm import Communicator
+from ._memory import Memory
 from ._settings import Config
 from ._uid import UniqueId
 from .enums import Result
@@ -16,7 +16,7 @@ _Choice: TypeAlias = str | PathLike[str]
 _Seconds: TypeAlias = float | timedelta | None
 
 @disjoint_base
-class Family(Collectives):
+class Family(Memory):
     def split(
         self,
         color: int | None,

@@ -48,7 +48,7 @@ cdef int integer(str name, object value) except? -1:
     return value
 
 
-cdef class Family(Collectives):
+cdef class Family(Memory):
     """The relations of `pynccl.Communicator`: its children, and what it becomes."""
 
     def __cinit__(self):

@@ -1,0 +1,5 @@
+from pynccl._collectives cimport Collectives
+
+
+cdef class Memory(Collectives):
+    pass
