@@ -39,6 +39,27 @@ class Encryption(ctypes.Structure):
     ]  # fmt: skip
 
 
+class CollConfig(ctypes.Structure):
+    """``ncclCollConfig_t``, with its defaults."""
+
+    _fields_ = [
+        ("size", c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("ext", c_void_p),
+        ("least", c_int), ("most", c_int), ("nvls", c_int), ("cluster", c_int),
+        ("algorithm", c_char_p), ("force", c_int), ("policy", c_int), ("tag", ctypes.c_uint64),
+        ("event", c_void_p),
+    ]  # fmt: skip
+
+    def __init__(self, **fields: int) -> None:
+        undefined = dict.fromkeys(("least", "most", "nvls", "cluster", "policy"), -(2**31))
+        head = {
+            "size": ctypes.sizeof(type(self)),
+            "magic": 0xCAFEBEEF,
+            "version": 23203,
+            "force": 1,
+        }
+        super().__init__(**(undefined | head | fields))
+
+
 def ask(path: str) -> dict[str, Any]:
     """Return the answers of a library by question: a result, and the error text where that is fixed."""
     lib = ctypes.CDLL(path)
@@ -88,15 +109,20 @@ def ask(path: str) -> dict[str, Any]:
     for name, arguments in calls.items():
         if hasattr(lib, name):
             out[f"{name} of no communicator"] = said(getattr(lib, name)(*arguments))
-    for name in ("ncclCommGetAsyncError", "ncclCommRegister", "ncclCommDeregister"):
+    out["ncclCommGetAsyncError of no communicator"] = lib.ncclCommGetAsyncError(NULL, byref(number))
+    # Between two of these another text is left, so that each is seen to write its own.
+    memory = {
+        "ncclCommRegister": (NULL, NULL, c_size_t(0), byref(handle)),
+        "ncclCommDeregister": (NULL, NULL),
+        "ncclCommSuspend": (NULL, 0),
+        "ncclCommResume": (NULL,),
+        "ncclCommMemStats": (NULL, 99, NULL),
+    }
+    for name, arguments in memory.items():
         if hasattr(lib, name):
-            function = getattr(lib, name)
-            arguments = {
-                "ncclCommGetAsyncError": (NULL, byref(number)),
-                "ncclCommRegister": (NULL, NULL, c_size_t(0), byref(handle)),
-                "ncclCommDeregister": (NULL, NULL),
-            }[name]
-            out[f"{name} of no communicator"] = function(*arguments)
+            lib.ncclGetUniqueId(NULL)
+            out[f"{name} of no communicator"] = said(getattr(lib, name)(*arguments))
+    out["a handle that was not set"] = handle.value
     for name in ("ncclCommFinalize", "ncclCommDestroy", "ncclCommAbort"):
         out[f"{name} of no communicator"] = getattr(lib, name)(NULL)
     if hasattr(lib, "ncclCommRevoke"):
@@ -168,10 +194,32 @@ def ask(path: str) -> dict[str, Any]:
             for n, which, rank in wrong
         ]
     if hasattr(lib, "ncclAllReduceConfig"):
-        garbage = (c_size_t * 16)(72, 0xBAD)
-        out["a garbage config comes before the communicator"] = said(
-            lib.ncclAllReduceConfig(*reduce_args, NULL, NULL, byref(garbage))
-        )
+        configs = {
+            "garbage": CollConfig(magic=0xBAD),
+            "short": CollConfig(size=8),
+            "old": CollConfig(size=16, force=7),  # what it does not say is the default
+            "long": CollConfig(size=1000, version=99999),
+            "forced twice": CollConfig(force=2, policy=9),
+            "odd policy": CollConfig(policy=4),
+            "negative policy": CollConfig(policy=-1),
+            "wide": CollConfig(least=5, most=3, cluster=-1),
+        }
+        for name, config in configs.items():
+            out[f"config, {name}"] = said(
+                lib.ncclAllReduceConfig(*reduce_args, NULL, NULL, byref(config))
+            )
+        for name, arguments in calls.items():
+            if hasattr(lib, name + "Config"):
+                function = getattr(lib, name + "Config")
+                out[f"config of {name}"] = [
+                    said(function(*arguments, NULL)),
+                    said(function(*arguments, byref(CollConfig()))),
+                    said(function(*arguments, byref(CollConfig(magic=1)))),
+                ]
+        # Such an error is the call's alone.
+        lib.ncclGroupStart()
+        inside = lib.ncclAllReduceConfig(*reduce_args, NULL, NULL, byref(CollConfig(magic=1)))
+        out["a garbage config in a group"] = [inside, lib.ncclGroupEnd()]
     return out
 
 
