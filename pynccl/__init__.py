@@ -7,6 +7,7 @@ import os as _os
 try:
     from ._buffer import Buffer
     from ._comm import Communicator
+    from ._configured import CollConfig
     from ._group import Group, group
     from ._init import init, init_all
     from ._nccl import Library
@@ -49,6 +50,7 @@ __version__ = "1.0.0.dev0"
 
 __all__ = [
     "Buffer",
+    "CollConfig",
     "Communicator",
     "CommunicatorClosedError",
     "Config",

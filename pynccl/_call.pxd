@@ -69,6 +69,8 @@ cdef struct Call:
     bint sends              # this rank's input matters
     bint receives           # this rank has a result
     bint shared             # x is out: one array for both
+    const void *config      # NULL, or an ncclCollConfig_t: whoever keeps the call keeps its CollConfig
+    void *configured        # with it: the function that makes the C call
     void *stream
     uintptr_t after[2]      # producers' streams that `stream` must wait for first
     int n_after
@@ -89,6 +91,13 @@ cdef class UserOp:
     cdef list retired               # the communicator's: codes to destroy at its next call
     cdef object __weakref__
 
+
+cdef class Setting:
+    # What a call is told beyond its arguments; CollConfig is the one there is.
+    cdef int put(self, Call *call, object library) except -1
+
+
+cdef int put_setting(Call *call, object config, object library) except -1
 
 cdef uintptr_t stream_handle(const char *verb, const char *name, object stream) except? 0
 

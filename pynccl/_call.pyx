@@ -111,6 +111,7 @@ cdef int look(Call *call, BufferView *views, Kind kind, const Place *at,
     cdef Ask ask
 
     call.spec = spec
+    call.config = NULL
     call.root = 0
     if spec.root != NULL:
         call.root = root_of(spec, at, root)
@@ -447,6 +448,21 @@ cdef uintptr_t stream_handle(const char *verb, const char *name, object stream) 
     if stream >> 64:
         raise ValueError(f"{text(verb)}: {text(name)} {stream:#x} does not fit in 64 bits")
     return PyLong_AsUnsignedLongLong(stream)
+
+
+cdef class Setting:
+    """Base of `pynccl.CollConfig`, which is built on the libraries' functions (_configured)."""
+
+    cdef int put(self, Call *call, object library) except -1:
+        raise NotImplementedError
+
+
+cdef int put_setting(Call *call, object config, object library) except -1:
+    if not isinstance(config, Setting):
+        raise TypeError(
+            f"{text(call.spec.verb)}: config must be a pynccl.CollConfig, not {type(config).__name__!r}"
+        )
+    return (<Setting>config).put(call, library)
 
 
 cdef class UserOp:

@@ -5,6 +5,7 @@ from typing_extensions import disjoint_base
 
 from ._buffer import Buffer
 from ._call import UserOp
+from ._configured import CollConfig
 from ._nccl import CommBase
 from .enums import ReduceOp
 
@@ -36,6 +37,7 @@ class Collectives(CommBase):
         *,
         stream: _Stream = None,
         dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> Any: ...
     @overload
     def all_reduce(
@@ -46,10 +48,18 @@ class Collectives(CommBase):
         *,
         stream: _Stream = None,
         dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Array: ...
     @overload
     def all_reduce(
-        self, x: Any, out: _Out, op: _Op = ..., *, stream: _Stream = None, dtype: _DType = None
+        self,
+        x: Any,
+        out: _Out,
+        op: _Op = ...,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Out: ...
     @overload
     def reduce(
@@ -61,6 +71,7 @@ class Collectives(CommBase):
         *,
         stream: _Stream = None,
         dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> Any: ...
     @overload
     def reduce(
@@ -72,6 +83,7 @@ class Collectives(CommBase):
         *,
         stream: _Stream = None,
         dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Array | None: ...
     @overload
     def reduce(
@@ -83,6 +95,7 @@ class Collectives(CommBase):
         *,
         stream: _Stream = None,
         dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Out | None: ...
     @overload
     def broadcast(
@@ -93,26 +106,58 @@ class Collectives(CommBase):
         out: None = None,
         stream: _Stream = None,
         dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Array: ...
     @overload
     def broadcast(
-        self, x: Any, root: int = 0, *, out: _Out, stream: _Stream = None, dtype: _DType = None
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: _Out,
+        stream: _Stream = None,
+        dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Out: ...
     @overload
     def all_gather(
-        self, x: _Source, out: None = None, *, stream: _Stream = None, dtype: _DType = None
+        self,
+        x: _Source,
+        out: None = None,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> Any: ...
     @overload
     def all_gather(
-        self, x: _Shaped[_Made], out: None = None, *, stream: _Stream = None, dtype: _DType = None
+        self,
+        x: _Shaped[_Made],
+        out: None = None,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Made: ...
     @overload
     def all_gather(
-        self, x: _Array, out: None = None, *, stream: _Stream = None, dtype: _DType = None
+        self,
+        x: _Array,
+        out: None = None,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Array: ...
     @overload
     def all_gather(
-        self, x: Any, out: _Out, *, stream: _Stream = None, dtype: _DType = None
+        self,
+        x: Any,
+        out: _Out,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Out: ...
     @overload
     def reduce_scatter(
@@ -123,6 +168,7 @@ class Collectives(CommBase):
         *,
         stream: _Stream = None,
         dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> Any: ...
     @overload
     def reduce_scatter(
@@ -133,6 +179,7 @@ class Collectives(CommBase):
         *,
         stream: _Stream = None,
         dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Made: ...
     @overload
     def reduce_scatter(
@@ -143,22 +190,48 @@ class Collectives(CommBase):
         *,
         stream: _Stream = None,
         dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Array: ...
     @overload
     def reduce_scatter(
-        self, x: Any, out: _Out, op: _Op = ..., *, stream: _Stream = None, dtype: _DType = None
+        self,
+        x: Any,
+        out: _Out,
+        op: _Op = ...,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Out: ...
     @overload
     def all_to_all(
-        self, x: _Source, out: None = None, *, stream: _Stream = None, dtype: _DType = None
+        self,
+        x: _Source,
+        out: None = None,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> Any: ...
     @overload
     def all_to_all(
-        self, x: _Array, out: None = None, *, stream: _Stream = None, dtype: _DType = None
+        self,
+        x: _Array,
+        out: None = None,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Array: ...
     @overload
     def all_to_all(
-        self, x: Any, out: _Out, *, stream: _Stream = None, dtype: _DType = None
+        self,
+        x: Any,
+        out: _Out,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Out: ...
     @overload
     def gather(
@@ -169,6 +242,7 @@ class Collectives(CommBase):
         *,
         stream: _Stream = None,
         dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> Any: ...
     @overload
     def gather(
@@ -179,6 +253,7 @@ class Collectives(CommBase):
         *,
         stream: _Stream = None,
         dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Made | None: ...
     @overload
     def gather(
@@ -189,10 +264,18 @@ class Collectives(CommBase):
         *,
         stream: _Stream = None,
         dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Array | None: ...
     @overload
     def gather(
-        self, x: Any, out: _Out, root: int = 0, *, stream: _Stream = None, dtype: _DType = None
+        self,
+        x: Any,
+        out: _Out,
+        root: int = 0,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Out | None: ...
     @overload
     def scatter(
@@ -203,6 +286,7 @@ class Collectives(CommBase):
         *,
         stream: _Stream = None,
         dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> Any: ...
     @overload
     def scatter(
@@ -213,6 +297,7 @@ class Collectives(CommBase):
         *,
         stream: _Stream = None,
         dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Made: ...
     @overload
     def scatter(
@@ -223,10 +308,18 @@ class Collectives(CommBase):
         *,
         stream: _Stream = None,
         dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Array: ...
     @overload
     def scatter(
-        self, x: Any, out: _Out, root: int = 0, *, stream: _Stream = None, dtype: _DType = None
+        self,
+        x: Any,
+        out: _Out,
+        root: int = 0,
+        *,
+        stream: _Stream = None,
+        dtype: _DType = None,
+        config: CollConfig | None = None,
     ) -> _Out: ...
     def send(self, x: Any, peer: int, *, stream: _Stream = None, dtype: _DType = None) -> None: ...
     def recv(

@@ -46,7 +46,7 @@ cdef class Collectives(CommBase):
         self.ops = weakref.WeakSet()
         self.retired = []
 
-    def all_reduce(self, x, out=None, op=SUM, *, stream=None, dtype=None):
+    def all_reduce(self, x, out=None, op=SUM, *, stream=None, dtype=None, config=None):
         """Reduce across ranks and leave the result on all of them.
 
         Parameters
@@ -61,6 +61,8 @@ cdef class Collectives(CommBase):
             Stream that orders the call; the arrays' own stream when omitted.
         dtype : DataType or dtype_like, optional
             Read the memory of `x` and `out` as this type.
+        config : CollConfig, optional
+            Settings of this call, NCCL 2.31.
 
         Returns
         -------
@@ -89,9 +91,9 @@ cdef class Collectives(CommBase):
         ...     comm.all_reduce(array.array("d", [1.0, 2.0]))
         array('d', [1.0, 2.0])
         """
-        return self.run(ALL_REDUCE, x, out, op, None, stream, dtype)
+        return self.run(ALL_REDUCE, x, out, op, None, stream, dtype, config)
 
-    def reduce(self, x, out=None, op=SUM, root=0, *, stream=None, dtype=None):
+    def reduce(self, x, out=None, op=SUM, root=0, *, stream=None, dtype=None, config=None):
         """Reduce across ranks and leave the result on the root.
 
         Parameters
@@ -104,7 +106,7 @@ cdef class Collectives(CommBase):
             The reduction; also the result of `premul_sum`.
         root : int, default: 0
             Rank that receives.
-        stream, dtype
+        stream, dtype, config
             As for `all_reduce`.
 
         Returns
@@ -128,9 +130,9 @@ cdef class Collectives(CommBase):
         ...     comm.reduce(array.array("i", [3, 4]), op="max", root=0)
         array('i', [3, 4])
         """
-        return self.run(REDUCE, x, out, op, root, stream, dtype)
+        return self.run(REDUCE, x, out, op, root, stream, dtype, config)
 
-    def broadcast(self, x, root=0, *, out=None, stream=None, dtype=None):
+    def broadcast(self, x, root=0, *, out=None, stream=None, dtype=None, config=None):
         """Send the root's array to all ranks, in place.
 
         Parameters
@@ -142,7 +144,7 @@ cdef class Collectives(CommBase):
             Rank that sends.
         out : array_like, as many elements as `x`, optional
             Receives on every rank, the root too.
-        stream, dtype
+        stream, dtype, config
             As for `all_reduce`.
 
         Returns
@@ -167,9 +169,9 @@ cdef class Collectives(CommBase):
         ...     comm.broadcast(array.array("i", [7]), root=0)
         array('i', [7])
         """
-        return self.run(BROADCAST, x, out, None, root, stream, dtype)
+        return self.run(BROADCAST, x, out, None, root, stream, dtype, config)
 
-    def all_gather(self, x, out=None, *, stream=None, dtype=None):
+    def all_gather(self, x, out=None, *, stream=None, dtype=None, config=None):
         """Collect every rank's array on all ranks.
 
         Parameters
@@ -178,7 +180,7 @@ cdef class Collectives(CommBase):
             This rank's block; read only.  Any dtype; it is moved as bytes.
         out : array_like, shape (n, ...) or flat with n times the elements of `x`, optional
             Receives the blocks in rank order; allocated in the library of `x` when omitted.
-        stream, dtype
+        stream, dtype, config
             As for `all_reduce`.
 
         Returns
@@ -202,9 +204,9 @@ cdef class Collectives(CommBase):
         ...     comm.all_gather(array.array("i", [1, 2]))
         array('i', [1, 2])
         """
-        return self.run(ALL_GATHER, x, out, None, None, stream, dtype)
+        return self.run(ALL_GATHER, x, out, None, None, stream, dtype, config)
 
-    def reduce_scatter(self, x, out=None, op=SUM, *, stream=None, dtype=None):
+    def reduce_scatter(self, x, out=None, op=SUM, *, stream=None, dtype=None, config=None):
         """Reduce blocks across ranks and leave block `rank` here.
 
         Rank r receives `op` over all ranks of ``x[r]``.
@@ -218,7 +220,7 @@ cdef class Collectives(CommBase):
             ``x.shape[0] == n``.
         op : ReduceOp or str or ufunc, default: SUM
             The reduction; also the result of `premul_sum`.
-        stream, dtype
+        stream, dtype, config
             As for `all_reduce`.
 
         Returns
@@ -242,9 +244,9 @@ cdef class Collectives(CommBase):
         ...     comm.reduce_scatter(array.array("i", [5]))
         array('i', [5])
         """
-        return self.run(REDUCE_SCATTER, x, out, op, None, stream, dtype)
+        return self.run(REDUCE_SCATTER, x, out, op, None, stream, dtype, config)
 
-    def all_to_all(self, x, out=None, *, stream=None, dtype=None):
+    def all_to_all(self, x, out=None, *, stream=None, dtype=None, config=None):
         """Send block r of `x` to rank r, and receive one block from every rank.
 
         Parameters
@@ -254,7 +256,7 @@ cdef class Collectives(CommBase):
         out : array_like, as many elements as `x`, optional
             Block r comes from rank r; allocated in the library of `x` when omitted, which needs
             ``x.shape[0] == n``.
-        stream, dtype
+        stream, dtype, config
             As for `all_reduce`.
 
         Returns
@@ -278,9 +280,9 @@ cdef class Collectives(CommBase):
         ...     comm.all_to_all(array.array("i", [5]))
         array('i', [5])
         """
-        return self.run(ALL_TO_ALL, x, out, None, None, stream, dtype)
+        return self.run(ALL_TO_ALL, x, out, None, None, stream, dtype, config)
 
-    def gather(self, x, out=None, root=0, *, stream=None, dtype=None):
+    def gather(self, x, out=None, root=0, *, stream=None, dtype=None, config=None):
         """Collect every rank's array on the root.
 
         Parameters
@@ -292,7 +294,7 @@ cdef class Collectives(CommBase):
             ignored elsewhere.
         root : int, default: 0
             Rank that receives.
-        stream, dtype
+        stream, dtype, config
             As for `all_reduce`.
 
         Returns
@@ -317,9 +319,9 @@ cdef class Collectives(CommBase):
         ...     comm.gather(array.array("i", [1, 2]), root=0)
         array('i', [1, 2])
         """
-        return self.run(GATHER, x, out, None, root, stream, dtype)
+        return self.run(GATHER, x, out, None, root, stream, dtype, config)
 
-    def scatter(self, x, out=None, root=0, *, stream=None, dtype=None):
+    def scatter(self, x, out=None, root=0, *, stream=None, dtype=None, config=None):
         """Send block r of the root's array to rank r.
 
         Parameters
@@ -332,7 +334,7 @@ cdef class Collectives(CommBase):
             ``x.shape[0] == n``.
         root : int, default: 0
             Rank that sends.
-        stream, dtype
+        stream, dtype, config
             As for `all_reduce`.
 
         Returns
@@ -357,7 +359,7 @@ cdef class Collectives(CommBase):
         ...     comm.scatter(array.array("i", [8]), root=0)
         array('i', [8])
         """
-        return self.run(SCATTER, x, out, None, root, stream, dtype)
+        return self.run(SCATTER, x, out, None, root, stream, dtype, config)
 
     def send(self, x, peer, *, stream=None, dtype=None):
         """Send an array to one rank.
@@ -395,7 +397,7 @@ cdef class Collectives(CommBase):
         True
         array('i', [4])
         """
-        self.run(SEND, x, x, None, peer, stream, dtype)
+        self.run(SEND, x, x, None, peer, stream, dtype, None)
 
     def recv(self, out, peer, *, stream=None, dtype=None):
         """Receive an array from one rank.
@@ -434,7 +436,7 @@ cdef class Collectives(CommBase):
         ...     out
         array('i', [4])
         """
-        return self.run(RECV, None, out, None, peer, stream, dtype)
+        return self.run(RECV, None, out, None, peer, stream, dtype, None)
 
     def send_recv(self, x, dest, out=None, source=None, *, stream=None, dtype=None):
         """Send to one rank and receive from another at the same time.

@@ -349,7 +349,7 @@ cdef class CommBase:
     cdef int ready(self, const char *verb) except -1
     cdef int refuse(self, const char *verb) except -1
     cdef object run(self, Kind kind, object x, object out, object op, object root,
-                    object stream, object dtype)
+                    object stream, object dtype, object config)
     cdef int issue(self, const Call *call) except -1
     cdef object exchange(self, object x, object dest, object out, object source,
                          object stream, object dtype)
@@ -359,6 +359,10 @@ cdef class CommBase:
     cdef int settle(self, ncclResult_t result, const char *function) except -1
     cdef ncclResult_t create(self) except *
     cdef int created(self, ncclResult_t result) except -1
+
+
+# How a call with a configuration is made.
+ctypedef ncclResult_t (*Configured)(const nccl_api *, ncclComm_t, const Call *) noexcept nogil
 
 
 # One recorded call.  Handle and place lie inside the communicator, which the recorder holds.

@@ -13,7 +13,8 @@ from pynccl._buffer cimport ORDER_F, Ask, Buffer, BufferView, of_jax, order_stre
 from pynccl._device cimport sync_stream
 from pynccl._call cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, GATHER, RECV, RECV_FROM, REDUCE, REDUCE_SCATTER,
-    SCATTER, SEND, SEND_TO, Call, Kind, Place, Spec, bind, separate, spec_of, stream_handle, wants,
+    SCATTER, SEND, SEND_TO, Call, Kind, Place, Spec, bind, put_setting, separate, spec_of,
+    stream_handle, wants,
 )
 
 import os
@@ -267,6 +268,8 @@ cdef ncclResult_t dispatch(const nccl_api *api, ncclComm_t comm, const Place *at
     cdef ncclRedOp_t op = <ncclRedOp_t>call.op
     cdef cudaStream_t stream = <cudaStream_t>call.stream
     cdef Kind kind = call.spec.kind
+    if call.config is not NULL:
+        return (<Configured>call.configured)(api, comm, call)
     if kind == ALL_REDUCE:
         return api.ncclAllReduce(call.send, call.recv, call.count, dtype, op, comm, stream)
     elif kind == REDUCE:
@@ -418,7 +421,7 @@ cdef class CommBase:
         raise CommunicatorClosedError(f"{name}: this communicator {what[self.state]}")
 
     cdef object run(self, Kind kind, object x, object out, object op, object root,
-                    object stream, object dtype):
+                    object stream, object dtype, object config):
         """Check one call, then make it or hand it to the open group."""
         cdef BufferView[2] views
         cdef Call call
@@ -432,8 +435,10 @@ cdef class CommBase:
         views[1].owner = NULL
         try:
             bind(&call, views, kind, &self.at, x, out, op, root, stream, dtype)
+            if config is not None:
+                put_setting(&call, config, self.library)
             if pynccl_open() is not NULL:
-                (<Recorder>pynccl_recorder).record(self, &call, views, x, out, op)
+                (<Recorder>pynccl_recorder).record(self, &call, views, x, out, (op, config))
                 return out if call.receives else None
             self.issue(&call)
         finally:

@@ -67,6 +67,7 @@ LAYERS: dict[str, set[str]] = {
     "_params": BUFFER | {"_nccl"},
     "_end": BUFFER | {"_nccl"},
     "_settings": BUFFER | {"_nccl"},
+    "_configured": BASE | {"_call", "_nccl"},
     "_memory": BUFFER | {"_nccl", "_collectives"},
     "_family": BUFFER | {"_nccl", "_collectives", "_memory", "_uid", "_config", "_settings"},
     "_comm": BUFFER | {"_call", "_nccl", "_collectives", "_uid", "_end", "_config", "_family"},
