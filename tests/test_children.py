@@ -481,7 +481,9 @@ def test_all_ranks_of_a_thread_take_one_config():
 
 
 def test_value_that_the_library_refuses_is_named():
-    with pytest.raises(pynccl.InvalidArgumentError, match="CTAPolicy attribute value 9"):
+    with pytest.raises(
+        pynccl.InvalidArgumentError, match="Invalid config policy attribute value 9"
+    ):
         create(1, new_id(), 0, config=pynccl.Config(cta_policy=9))
     with pytest.raises(TypeError, match=r"config must be a pynccl\.Config"):
         create(1, new_id(), 0, config={"cta_policy": 1})

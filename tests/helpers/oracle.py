@@ -184,15 +184,15 @@ def _reciprocal(nranks, dtype):
 def differences(actual: np.ndarray, wanted: np.ndarray) -> str:
     """Say where two flat arrays differ; "" where they do not.
 
-    Equal means equal values of the same dtype, any NaN equal to any other, -0 equal to +0; for dtypes
-    that do not compare, equal bytes.
+    Equal means equal values of the same dtype, any NaN equal to any other, -0 equal to +0; for bools,
+    of which there are two, and dtypes that do not compare, equal bytes.
     """
     if actual.dtype != wanted.dtype or actual.shape != wanted.shape:
         return f"{actual.dtype}{actual.shape} instead of {wanted.dtype}{wanted.shape}"
     same = (_bytes(actual) == _bytes(wanted)).all(axis=1)
     if same.all():
         return ""
-    if wanted.dtype.kind in "iufcb" or wanted.dtype.name in _ML_DTYPES:
+    if wanted.dtype.kind in "iufc" or wanted.dtype.name in _ML_DTYPES:
         a, b = _comparable(actual), _comparable(wanted)
         same |= (a == b) | ((a != a) & (b != b))
     wrong = np.flatnonzero(~same)

@@ -43,7 +43,7 @@ static ncclResult_t check_values(const ncclConfig_t *c) {
         {"cgaClusterSize", c->cgaClusterSize, 0, INT_MAX},
         {"splitShare", c->splitShare, 0, 1},
         {"collnetEnable", c->collnetEnable, 0, 1},
-        {"CTAPolicy", c->CTAPolicy, 0, 3},
+        {"policy", c->CTAPolicy, 0, 3},
         {"shrinkShare", c->shrinkShare, 0, 1},
         {"nvlsCTAs", c->nvlsCTAs, 1, INT_MAX},
         {"nChannelsPerNetPeer", c->nChannelsPerNetPeer, 1, 64},
@@ -52,6 +52,12 @@ static ncclResult_t check_values(const ncclConfig_t *c) {
         {"numRmaCtx", c->numRmaCtx, 0, INT_MAX},
         {"maxP2pPeers", c->maxP2pPeers, 1, INT_MAX},
         {"graphStreamOrdering", c->graphStreamOrdering, 0, 1},
+        /* Of these NCCL has the text, and no document the limits: what is negative is certainly wrong. */
+        {"launchOrderImplicit", c->launchOrderImplicit, 0, INT_MAX},
+        {"numRmaSig", c->numRmaSig, 0, INT_MAX},
+        {"rmaEagerInit", c->rmaEagerInit, 0, INT_MAX},
+        {"hostCftMode", c->hostCftMode, 0, INT_MAX},
+        {"nvlsHostMode", c->nvlsHostMode, 0, INT_MAX},
     };
     const int undef = NCCL_CONFIG_UNDEF_INT;
     /* Before defaults are filled in: setting only one of the two compares it with "undefined", which is less
@@ -77,7 +83,7 @@ ncclResult_t host_config_read(const ncclConfig_t *from, ncclConfig_t *out) {
     memcpy(&size, from, sizeof size);
     /* A zeroed struct has size 0; its magic is what is wrong with it. */
     out->magic = 0;
-    memcpy(out, from, size < sizeof *out ? (size < 16 ? 16 : size) : sizeof *out);
+    memcpy(out, from, size < sizeof *out ? size : sizeof *out);
     if (out->magic != NCCL_API_MAGIC)
         return host_fail(
             ncclInvalidArgument, "ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER");

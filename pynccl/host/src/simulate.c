@@ -78,9 +78,13 @@ static double traffic(const struct host_work *w) {
         in = 0;
     if (row->to_root && w->comm->rank != w->call.root)
         out = 0;
-    if (row->reduces && in <= (double)w->comm->one_shot)
-        return in + n * bytes; /* everything is combined here */
-    return in + out + (row->reduces ? in : 0);
+    double edge = row->spreads ? HOST_SLOT : (double)w->comm->one_shot;
+    if (!row->reduces)
+        return in + out;
+    if (in <= edge) /* every rank with a result combines everything itself */
+        return out > 0 ? in + n * bytes : in;
+    double pipeline = 2 * in + out, before = out <= 0 ? edge : row->spreads ? 2 * edge : (n + 1) * edge;
+    return pipeline > before ? pipeline : before;
 }
 
 /* Threads that the call needs at the same time: all ranks, but those that this thread serves itself are one. */
