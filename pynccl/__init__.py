@@ -40,6 +40,7 @@ from .errors import (
     PyncclError,
     RemoteError,
     StoreError,
+    StoreTimeoutError,
     UnsupportedError,
 )
 
@@ -68,6 +69,7 @@ __all__ = [
     "RemoteError",
     "Result",
     "StoreError",
+    "StoreTimeoutError",
     "UniqueId",
     "UnsupportedError",
     "get_include",

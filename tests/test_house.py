@@ -71,6 +71,7 @@ LAYERS: dict[str, set[str]] = {
     "_batch": BUFFER | {"_call", "_nccl", "_cliques"},
     "_lists": BUFFER | {"_alloc", "_call", "_nccl", "_comm", "_batch"},
     "multi": BASE | {"_buffer", "_cliques", "_comm", "_lists", "_uid"},
+    "distributed": BASE,
     "host": {"*", "_config"},
     "cli": {"*", "host", "_config", "_environ", "_rendezvous"},
     "__main__": {"cli"},
