@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import pynccl
+import pynccl.distributed
 import pynccl.multi
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -393,7 +394,8 @@ def public() -> dict[str, object]:
 def callables() -> list[tuple[str, object]]:
     """Every public function, class and method, by its dotted name."""
     found = []
-    for name, thing in public().items():
+    stores = {name: getattr(pynccl.distributed, name) for name in pynccl.distributed.__all__}
+    for name, thing in (public() | stores).items():
         if not callable(thing):
             continue
         found.append((name, thing))

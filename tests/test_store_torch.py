@@ -95,7 +95,7 @@ PROGRAM = """
     short = timedelta(seconds=0.2)
     for key in known:
         both("delete_key", key)
-    for store, error in ((theirs, dist.DistStoreError), (ours, StoreTimeoutError)):
+    for store, error in ((theirs, RuntimeError), (ours, StoreTimeoutError)):
         store.set_timeout(short)
         for call in (lambda: store.get("a"), lambda: store.wait(["a", "b"], short)):
             try:
