@@ -295,7 +295,22 @@ class Store(ABC):
         """
         return self._run(Op.DELETE, [_key("delete", key)], timeout, "delete")[0] == b"\1"
 
-    delete_key = delete
+    def delete_key(self, key: str, *, timeout: Seconds | None = None) -> bool:
+        """Remove a key: c10d's name of `delete`.
+
+        Parameters
+        ----------
+        key : str
+            The key.
+        timeout : float or timedelta, optional
+            Seconds for this call.
+
+        Returns
+        -------
+        bool
+            Whether it was there.
+        """
+        return self.delete(key, timeout=timeout)
 
     def num_keys(self, *, timeout: Seconds | None = None) -> int:
         """Count the keys.
