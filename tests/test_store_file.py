@@ -38,6 +38,24 @@ def test_processes_count_together(path):
     assert [log.count(name) for name in (b"a", b"b", b"c")] == [200] * 3
 
 
+def test_a_forked_child_and_its_parent_exclude_each_other(path):
+    # A lock of the inherited open file would be both processes' at once.
+    code = """
+        import os, sys
+        from pynccl.distributed import FileStore
+        store = FileStore(sys.argv[1], timeout=60)
+        store.add("n", 0)
+        pid = os.fork()
+        for i in range(1500):
+            store.add("n", 1)
+        if not pid:
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        print(store.add("n", 0))
+    """
+    assert run(code, str(path), limit=60) == "3000\n"
+
+
 def test_a_record_cut_at_any_byte_is_as_if_never_written(path):
     FileStore(path).multi_set(["a", "b"], [b"1", b"22"])
     whole = path.read_bytes()
