@@ -332,7 +332,9 @@ def test_the_server_waits_for_its_world_and_says_who_came():
 STAY = """
     import sys, time
     from pynccl.distributed import TCPStore
-    store = TCPStore(is_master=True, secret="of this test", timeout=60)
+    store = TCPStore(
+        is_master=True, world_size=2, wait_for_workers=False, secret="of this test", timeout=60
+    )
     print(store.port, flush=True)
     sys.stdin.close()
     time.sleep(float(sys.argv[1]))
@@ -384,9 +386,10 @@ def test_a_stopped_server_ends_in_a_timeout_and_a_killed_one_at_once():
 
 @pytest.mark.fault
 def test_rank_0_leaves_first_and_the_server_stays_for_the_others():
-    # B100: its process ends at once; the other works a second later, and then it ends.
+    # B100: its process ends at once; the other comes then, works a second later, and leaves.
     process, port = elsewhere(0)
-    store = TCPStore(port=port, secret=SECRET, timeout=10)
+    time.sleep(0.5)
+    store = TCPStore(port=port, world_size=2, secret=SECRET, timeout=10)
     time.sleep(1)
     store.set("a", b"1")
     assert store.get("a") == b"1" and process.poll() is None
@@ -399,7 +402,7 @@ def test_rank_0_leaves_first_and_the_server_stays_for_the_others():
 @pytest.mark.fault
 def test_a_server_that_cannot_stay_longer_says_so():
     process, port = elsewhere(0)
-    store = TCPStore(port=port, secret=SECRET, timeout=30)
+    store = TCPStore(port=port, world_size=2, secret=SECRET, timeout=30)
     begun = time.monotonic()
     with pytest.raises(
         StoreError, match=rf"the server at 127.0.0.1:{port} is gone: the process that"
@@ -407,6 +410,14 @@ def test_a_server_that_cannot_stay_longer_says_so():
         store.wait(["never"])
     assert 2 < time.monotonic() - begun < 5
     assert finish(process)[0] == 0
+
+
+@pytest.mark.fault
+def test_a_world_that_never_comes_does_not_keep_the_process():
+    begun = time.monotonic()
+    process, _ = elsewhere(0)
+    assert finish(process)[0] == 0
+    assert 2.5 < time.monotonic() - begun < 6
 
 
 def test_a_closed_store_serves_on_in_its_process(server):

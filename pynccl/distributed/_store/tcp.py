@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ipaddress
+import math
 import os
 import socket
 import threading
@@ -409,9 +410,10 @@ def _forked() -> None:
 
 
 def _exit() -> None:
-    # First our own clients, or the servers would wait for them.
+    # First our own clients, or the servers would wait for them. How long the servers then stay for a world
+    # that is not complete yet is theirs to say.
     for links in list(_all_links):
-        links.leave(0.0)
+        links.leave(math.inf)
     end_all()
 
 
