@@ -43,6 +43,7 @@ from .errors import (
     PyncclError,
     RemoteError,
     StoreError,
+    StoreTimeoutError,
     UnsupportedError,
 )
 
@@ -73,6 +74,7 @@ __all__ = [
     "RemoteError",
     "Result",
     "StoreError",
+    "StoreTimeoutError",
     "UniqueId",
     "UnsupportedError",
     "get_include",

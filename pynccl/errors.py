@@ -25,6 +25,7 @@ __all__ = [
     "PyncclError",
     "RemoteError",
     "StoreError",
+    "StoreTimeoutError",
     "UnsupportedError",
 ]
 
@@ -125,6 +126,10 @@ class LayoutError(BufferError, ValueError):
 
 class StoreError(PyncclError):
     """A rendezvous store failed."""
+
+
+class StoreTimeoutError(StoreError, TimeoutError):
+    """A rendezvous store did not answer in time; the text names the keys still missing."""
 
 
 class HostFallbackWarning(UserWarning):

@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 
 import pynccl
+import pynccl.distributed
 import pynccl.multi
 from helpers.documents import Block, blocks
 
@@ -166,7 +167,9 @@ def test_tests_named_in_the_documents_exist():
 def examples() -> list[doctest.DocTest]:
     found = []
     names = [(name, getattr(pynccl, name)) for name in pynccl.__all__]
-    names += [(f"multi.{name}", getattr(pynccl.multi, name)) for name in pynccl.multi.__all__]
+    for module in (pynccl.multi, pynccl.distributed):
+        short = module.__name__.partition(".")[2]
+        names += [(f"{short}.{name}", getattr(module, name)) for name in module.__all__]
     for name, thing in names:
         owners = [(name, thing)]
         if inspect.isclass(thing):

@@ -75,6 +75,7 @@ def test_code_that_nobody_knows_is_still_an_error_with_its_number(code):
         (pynccl.CommunicatorClosedError, [pynccl.PyncclError, ValueError]),
         (pynccl.LayoutError, [BufferError, ValueError]),
         (pynccl.StoreError, [pynccl.PyncclError]),
+        (pynccl.StoreTimeoutError, [pynccl.StoreError, TimeoutError]),
         (pynccl.HostFallbackWarning, [UserWarning]),
     ],
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import pynccl
+import pynccl.distributed
 import pynccl.multi
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,6 +77,7 @@ LAYERS: dict[str, set[str]] = {
     "_batch": BUFFER | {"_call", "_nccl", "_cliques"},
     "_lists": BUFFER | {"_alloc", "_call", "_nccl", "_comm", "_batch"},
     "multi": BASE | {"_buffer", "_cliques", "_comm", "_lists", "_uid"},
+    "distributed": BASE,
     "host": {"*", "_config"},
     "cli": {"*", "host", "_config", "_environ", "_rendezvous"},
     "__main__": {"cli"},
@@ -397,7 +399,8 @@ def public() -> dict[str, object]:
 def callables() -> list[tuple[str, object]]:
     """Every public function, class and method, by its dotted name."""
     found = []
-    for name, thing in public().items():
+    stores = {name: getattr(pynccl.distributed, name) for name in pynccl.distributed.__all__}
+    for name, thing in (public() | stores).items():
         if not callable(thing):
             continue
         found.append((name, thing))
