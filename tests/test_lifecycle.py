@@ -33,6 +33,9 @@ CALLS = {
     "finalize": lambda c: c.finalize(),
     "wait_ready": lambda c: c.wait_ready(),
     "async_error": lambda c: c.async_error,
+    "suspend": lambda c: c.suspend(),
+    "resume": lambda c: c.resume(),
+    "memory_stats": lambda c: c.memory_stats(),
     "premul_sum": lambda c: c.premul_sum(2, "int64"),
 }
 
