@@ -7,7 +7,7 @@ cliques that it uses in one order (`_group`).
 
 cimport cython
 
-from pynccl._nccl cimport Library, recorder
+from pynccl._nccl cimport CommBase, Library, forks, recorder
 
 import os
 import threading
@@ -26,6 +26,9 @@ cdef class Clique:
 
     cdef int enter(self) except -1:
         """Wait until no other thread is in a call."""
+        cdef CommBase comm = self.comms[0]
+        if comm.born != forks():
+            comm.refuse(b"group")       # only a plan of the parent's; whoever held the lock is not here
         self.lock.acquire()
         return 0
 

@@ -288,6 +288,44 @@ thread.join()
 """)
 
 
+def test_plan_is_refused_in_a_child_forked_while_a_thread_is_in_a_call():
+    scripts.run("""
+import os, signal, threading, time
+import numpy as np
+import pynccl
+import pynccl.multi as nccl
+
+with pynccl.group() as plan:
+    nccl.all_reduce([np.ones(3), np.ones(3)], library="host")
+
+def work():
+    xs = [np.ones(3_000_000), np.ones(3_000_000)]
+    while not done:
+        nccl.all_reduce(xs, op="avg", library="host")
+
+done = False
+thread = threading.Thread(target=work)
+thread.start()
+try:
+    for _ in range(20):
+        time.sleep(0.01)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(5)         # a child that waits for a thread it does not have dies of this
+            status = 1
+            try:
+                plan()
+            except pynccl.CommunicatorClosedError as error:
+                status = 0 if "fork" in str(error) else 2
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+finally:
+    done = True
+    thread.join()
+""")
+
+
 def test_process_ends_well_with_kept_communicators():
     scripts.run("""
 import numpy as np
