@@ -317,16 +317,18 @@ cdef class Group(Recorder):
         # One order for all threads, so that none waits for another in a circle.
         self.gates.sort(key=id)
         entered = []
-        well = False
+        began = False
         try:
             for gate in self.gates:
                 gate.enter()
                 entered.append(gate)
+            self.claim()            # what fails up to here has not hurt the communicators
+            began = True
             self.launch_now()
-            well = True
+            began = False
         finally:
             for gate in entered:
-                gate.leave(well)
+                gate.leave(not began)
         return 0
 
     cdef int launch_now(self) except -1:

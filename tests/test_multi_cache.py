@@ -359,3 +359,19 @@ def test_default_library_follows_the_environment(monkeypatch, stub):
     xs = lists(2)
     nccl.all_reduce(xs)
     assert right(xs) and len(recorder.of("ncclAllReduce")) == 2
+
+
+def test_plan_that_cannot_begin_leaves_the_kept_communicators_whole():
+    xs = [np.array([1.0]) for _ in range(2)]
+    alone = pynccl.Communicator(1, pynccl.unique_id("host"), 0)
+    with pynccl.group(run=False) as both:
+        nccl.all_reduce(xs, library="host")
+        alone.all_reduce(np.ones(1))
+    with pynccl.group(run=False) as other:
+        nccl.all_reduce(xs, library="host")
+    alone.close()
+    with pytest.raises(pynccl.CommunicatorClosedError):
+        both()
+    nccl.all_reduce([np.ones(1), np.ones(1)], library="host")  # would replace them
+    other()
+    assert xs == [2, 2]
