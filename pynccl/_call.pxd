@@ -3,6 +3,7 @@
 from libc.stdint cimport uintptr_t
 
 from pynccl._buffer cimport BufferView, ElemType
+from pynccl._fields cimport Fields
 
 
 cdef enum Use:
@@ -92,7 +93,7 @@ cdef class UserOp:
     cdef object __weakref__
 
 
-cdef class Setting:
+cdef class Setting(Fields):
     # What a call is told beyond its arguments; CollConfig is the one there is.
     cdef int put(self, Call *call, object library) except -1
 

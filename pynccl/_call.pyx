@@ -450,7 +450,7 @@ cdef uintptr_t stream_handle(const char *verb, const char *name, object stream) 
     return PyLong_AsUnsignedLongLong(stream)
 
 
-cdef class Setting:
+cdef class Setting(Fields):
     """Base of `pynccl.CollConfig`, which is built on the libraries' functions (_configured)."""
 
     cdef int put(self, Call *call, object library) except -1:

@@ -10,7 +10,8 @@ from libc.stdint cimport uintptr_t
 from pynccl._device cimport current_device, enter_device, leave_device
 from pynccl._call cimport UserOp
 from pynccl._end cimport abort_all, orphan
-from pynccl._family cimport Family, integer
+from pynccl._family cimport Family
+from pynccl._fields cimport integer
 from pynccl._nccl cimport (
     ABORTED,
     CLOSED,

@@ -1,22 +1,17 @@
 """`CollConfig`: how one collective is to be done, and the C functions that are told."""
 
 from libc.limits cimport INT_MAX
-from libc.stdint cimport uintptr_t
+from libc.stdint cimport uint64_t, uintptr_t
 
 from pynccl._call cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, GATHER, REDUCE, REDUCE_SCATTER, Call, Kind,
     Setting,
 )
+from pynccl._fields cimport flag, integer, text
 from pynccl._nccl cimport (
     NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, NCCL_VERSION_CODE, Configured, Library, cudaEvent_t,
     cudaStream_t, nccl_api, ncclCollConfig_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t,
 )
-
-import operator
-
-from pynccl.errors import UnsupportedError
-
-cdef int SINCE = 23100
 
 
 cdef class CollConfig(Setting):
@@ -69,99 +64,47 @@ cdef class CollConfig(Setting):
     array('d', [1.0])
     """
 
+    NAMES = (
+        "min_ctas", "max_ctas", "nvls_ctas", "cga_cluster_size", "alg_selection", "force_alg_selection",
+        "cta_policy", "user_profiler_tag", "launch_completion_event",
+    )
+
     def __init__(self, *, min_ctas=None, max_ctas=None, nvls_ctas=None, cga_cluster_size=None,
                  alg_selection=None, force_alg_selection=None, cta_policy=None, user_profiler_tag=None,
                  launch_completion_event=None):
         cdef ncclCollConfig_t *c = &self.c
         given = locals()
-        self.values = {name: given[name] for name in _FIELDS if given[name] is not None}
+        self.values = {name: given[name] for name in self.NAMES if given[name] is not None}
         c.size = sizeof(self.c)
         c.magic = NCCL_API_MAGIC
         c.version = NCCL_VERSION_CODE
-        c.minCTAs = _integer("min_ctas", min_ctas)
-        c.maxCTAs = _integer("max_ctas", max_ctas)
-        c.nvlsCTAs = _integer("nvls_ctas", nvls_ctas)
-        c.cgaClusterSize = _integer("cga_cluster_size", cga_cluster_size)
-        c.CTAPolicy = _integer("cta_policy", cta_policy)
-        c.forceAlgSelection = 1
-        if force_alg_selection is not None:
-            if not isinstance(force_alg_selection, bool):
-                raise TypeError(f"CollConfig: force_alg_selection must be True or False, not {force_alg_selection!r}")
-            c.forceAlgSelection = force_alg_selection
+        c.minCTAs = self.count("min_ctas")
+        c.maxCTAs = self.count("max_ctas")
+        c.nvlsCTAs = self.count("nvls_ctas")
+        c.cgaClusterSize = self.count("cga_cluster_size")
+        c.CTAPolicy = self.count("cta_policy")
+        c.forceAlgSelection = flag("CollConfig: force_alg_selection", self.values.get("force_alg_selection", True))
         c.algSelection = NULL
         if alg_selection is not None:
-            if not isinstance(alg_selection, str):
-                raise TypeError(f"CollConfig: alg_selection must be a str, not {type(alg_selection).__name__!r}")
-            if "\0" in alg_selection:
-                raise ValueError("CollConfig: alg_selection holds a null character")
-            self.algorithm = alg_selection.encode()
+            self.algorithm = text("CollConfig: alg_selection", alg_selection)
             c.algSelection = self.algorithm
-        c.userProfilerTag = _unsigned("user_profiler_tag", user_profiler_tag)
-        c.launchCompletionEvent = <cudaEvent_t><uintptr_t>_unsigned(
-            "launch_completion_event", launch_completion_event)
+        c.userProfilerTag = self.word("user_profiler_tag")
+        c.launchCompletionEvent = <cudaEvent_t><uintptr_t>self.word("launch_completion_event")
+
+    cdef int count(self, str name) except? -1:
+        if name not in self.values:
+            return NCCL_CONFIG_UNDEF_INT
+        return integer(f"CollConfig: {name}", self.values[name], -INT_MAX)
+
+    cdef uint64_t word(self, str name) except? 1:
+        return integer(
+            f"CollConfig: {name}", self.values.get(name, 0), 0, 2**64 - 1, "64 bits without a sign")
 
     cdef int put(self, Call *call, object library) except -1:
-        cdef Library lib = library
-        if lib.version < SINCE:
-            raise UnsupportedError(
-                f"{call.spec.verb.decode()}: config needs NCCL {SINCE // 10000}.{SINCE // 100 % 100}, loaded "
-                f"{lib.version // 10000}.{lib.version // 100 % 100} from {lib.path}"
-            )
+        (<Library>library).needs(<bytes>call.spec.function + b"Config")
         call.config = &self.c
         call.configured = <void *><Configured>dispatch_configured
         return 0
-
-    def __getattr__(self, name):
-        if name in _FIELDS:
-            return self.values.get(name)
-        raise AttributeError(f"CollConfig has no field {name!r}")
-
-    def __eq__(self, other):
-        return self.values == (<CollConfig>other).values if type(other) is CollConfig else NotImplemented
-
-    def __hash__(self):
-        return hash(frozenset(self.values.items()))
-
-    def __repr__(self):
-        return f"CollConfig({', '.join(f'{name}={value!r}' for name, value in self.values.items())})"
-
-    def __reduce__(self):
-        return _again, (self.values,)
-
-
-_FIELDS = (
-    "min_ctas", "max_ctas", "nvls_ctas", "cga_cluster_size", "alg_selection", "force_alg_selection",
-    "cta_policy", "user_profiler_tag", "launch_completion_event",
-)
-
-
-def _again(values):
-    return CollConfig(**values)
-
-
-cdef object _number(str name, object value):
-    if isinstance(value, bool):
-        raise TypeError(f"CollConfig: {name} must be an int, not a bool")
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"CollConfig: {name} must be an int, not {type(value).__name__!r}") from None
-
-
-cdef int _integer(str name, object value) except? -1:
-    if value is None:
-        return NCCL_CONFIG_UNDEF_INT
-    value = _number(name, value)
-    if not -INT_MAX <= value <= INT_MAX:
-        raise ValueError(f"CollConfig: {name}={value} does not fit in 32 bits")
-    return value
-
-
-cdef object _unsigned(str name, object value):
-    value = 0 if value is None else _number(name, value)
-    if not 0 <= value < 2**64:
-        raise ValueError(f"CollConfig: {name}={value} does not fit in 64 bits without a sign")
-    return value
 
 
 cdef ncclResult_t dispatch_configured(const nccl_api *api, ncclComm_t comm, const Call *call) noexcept nogil:

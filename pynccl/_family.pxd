@@ -37,6 +37,3 @@ cdef class Family(Memory):
     cdef int born_now(self) except -1
     cdef int opened(self) except -1
     cdef int give_up(self) except -1
-
-
-cdef int integer(str name, object value) except? -1

@@ -8,6 +8,7 @@ r"""Communicators made from others, and the states between creation and end.
 
 from libc.stdlib cimport free, malloc
 
+from pynccl._fields cimport integer
 from pynccl._nccl cimport (
     FINALIZED,
     OPEN,
@@ -16,36 +17,23 @@ from pynccl._nccl cimport (
     NCCL_SPLIT_NOCOLOR,
     NCCL_SHRINK_ABORT,
     NCCL_SHRINK_DEFAULT,
+    begin_call,
+    end_call,
     failure,
     forks,
+    ncclComm_t,
     ncclInProgress,
     ncclResult_t,
     ncclSuccess,
     ncclUniqueId,
-    interrupted,
     recorder,
 )
 from pynccl._settings cimport Config
 
-import operator
-import time
-
 from pynccl._config import timeout as seconds_of
 from pynccl._uid import UNIQUE_ID_BYTES, UniqueId
 from pynccl.enums import Result
-from pynccl.errors import NCCLTimeoutError
-
-
-cdef int integer(str name, object value) except? -1:
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, not a bool")
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an int, not {type(value).__name__!r}") from None
-    if not -2**31 <= value < 2**31:
-        raise ValueError(f"{name} {value} does not fit in 32 bits")
-    return value
+from pynccl.errors import NCCLError
 
 
 cdef class Family(Memory):
@@ -284,13 +272,10 @@ cdef class Family(Memory):
         """
         cdef ncclUniqueId made
         cdef ncclResult_t result
-        self.ready(b"unique_id")
-        self.busy += 1
+        cdef ncclComm_t handle = begin_call(self, b"unique_id")
         with nogil:
-            result = self.api.ncclCommGetUniqueId(self.handle, &made)
-        self.busy -= 1
-        if result != ncclSuccess:
-            self.settle(result, b"ncclCommGetUniqueId")
+            result = self.api.ncclCommGetUniqueId(handle, &made)
+        end_call(self, result, b"ncclCommGetUniqueId")
         return UniqueId((<char *>&made)[:UNIQUE_ID_BYTES])
 
     def grow(self, nranks, uid=None, *, timeout=None, config=None):
@@ -437,7 +422,7 @@ cdef class Family(Memory):
         cdef ncclResult_t result
         self.alive(b"revoke")
         if recorder() is not None:
-            raise ValueError("revoke: the group's calls have not run yet; revoke after it ends")
+            raise ValueError("revoke: a group is open, whose calls run at its end; call it after")
         with nogil:
             result = self.api.ncclCommRevoke(self.handle, 0)
         if result != ncclSuccess and result != ncclInProgress:
@@ -463,15 +448,10 @@ cdef class Family(Memory):
         >>> comm.close()
         """
         cdef ncclResult_t result
-        self.ready(b"finalize")
-        if recorder() is not None:
-            raise ValueError("finalize: the group's calls have not run yet; finalize after it ends")
-        self.busy += 1
+        cdef ncclComm_t handle = begin_call(self, b"finalize")
         with nogil:
-            result = self.api.ncclCommFinalize(self.handle)
-        self.busy -= 1
-        if result != ncclSuccess:
-            self.settle(result, b"ncclCommFinalize")
+            result = self.api.ncclCommFinalize(handle)
+        end_call(self, result, b"ncclCommFinalize")
         if self.state == OPEN:
             self.state = FINALIZED
 
@@ -520,26 +500,16 @@ cdef class Family(Memory):
         1
         >>> comm.close()
         """
-        # By default the host library gives up first: it knows who is missing.
-        cdef double patience = self.patience + (5 if self.at.host else 0) if timeout is None else (
-            seconds_of(timeout))
-        cdef double deadline = time.monotonic() + patience
-        cdef double pause = 20e-6
+        cdef ncclResult_t state = ncclSuccess
         self.alive(b"wait_ready")
-        while True:
-            state = self.async_error
-            if state == Result.SUCCESS:
-                return
-            if state != Result.IN_PROGRESS:
-                error = failure(<ncclResult_t><int>state, self.function(), self.api, self.handle, self.at.rank)
-                if self.state == PENDING:
-                    self.give_up()
-                raise error
-            if time.monotonic() > deadline:
-                raise NCCLTimeoutError(
-                    Result.TIMEOUT, "wait_ready", self.at.rank,
-                    f"still in progress after {patience:g} s; it goes on, and abort() ends it",
-                )
-            time.sleep(pause)
-            interrupted()
-            pause = min(pause * 2, 1e-3)
+        try:
+            self.wait(self.function(), -1 if timeout is None else seconds_of(timeout))
+        except NCCLError:
+            # Late, or failed?  Only what failed is given up.
+            if self.state == PENDING and (
+                self.api.ncclCommGetAsyncError(self.handle, &state) != ncclSuccess or state != ncclInProgress
+            ):
+                self.give_up()
+            raise
+        if self.state == PENDING:
+            self.opened()

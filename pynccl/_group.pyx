@@ -312,7 +312,10 @@ cdef class Group(Recorder):
         return True
 
     cdef int launch(self) except -1:
+        if self.library is None:
+            return 0
         if not self.gates:
+            self.claim()
             return self.launch_now()
         # One order for all threads, so that none waits for another in a circle.
         self.gates.sort(key=id)
@@ -338,9 +341,6 @@ cdef class Group(Recorder):
         cdef Py_ssize_t count = self.count
         cdef Py_ssize_t failed = -1
         cdef Py_ssize_t i
-        if self.library is None:
-            return 0
-        self.claim()
         api = self.library.api
         if self.waits and not api.is_host:
             for i in range(count):

@@ -3,17 +3,17 @@
 from libc.stdint cimport uint64_t
 
 from pynccl._nccl cimport (
+    NCCL_SUSPEND_MEM,
+    begin_call,
+    end_call,
     ncclCommMemStat_t,
+    ncclComm_t,
     ncclResult_t,
     ncclStatGpuMemPersist,
     ncclStatGpuMemSuspend,
     ncclStatGpuMemSuspended,
     ncclStatGpuMemTotal,
-    ncclSuccess,
-    recorder,
 )
-
-cdef int SUSPEND_MEM = 1        # NCCL_SUSPEND_MEM
 
 
 cdef class Memory(Collectives):
@@ -50,16 +50,12 @@ cdef class Memory(Collectives):
         True
         """
         cdef ncclResult_t result
+        cdef ncclComm_t handle
         self.library.needs(b"ncclCommSuspend")
-        self.ready(b"suspend")
-        if recorder() is not None:
-            raise ValueError("suspend: the group's calls have not run yet; suspend after it ends")
-        self.busy += 1
+        handle = begin_call(self, b"suspend")
         with nogil:
-            result = self.api.ncclCommSuspend(self.handle, SUSPEND_MEM)
-        self.busy -= 1
-        if result != ncclSuccess:
-            self.settle(result, b"ncclCommSuspend")
+            result = self.api.ncclCommSuspend(handle, NCCL_SUSPEND_MEM)
+        end_call(self, result, b"ncclCommSuspend")
 
     def resume(self):
         """Take back the memory that `suspend` gave away, and be usable again.
@@ -80,16 +76,12 @@ cdef class Memory(Collectives):
         C function: ``ncclCommResume``, NCCL 2.29.
         """
         cdef ncclResult_t result
+        cdef ncclComm_t handle
         self.library.needs(b"ncclCommResume")
-        self.ready(b"resume")
-        if recorder() is not None:
-            raise ValueError("resume: a group is open; resume before it begins")
-        self.busy += 1
+        handle = begin_call(self, b"resume")
         with nogil:
-            result = self.api.ncclCommResume(self.handle)
-        self.busy -= 1
-        if result != ncclSuccess:
-            self.settle(result, b"ncclCommResume")
+            result = self.api.ncclCommResume(handle)
+        end_call(self, result, b"ncclCommResume")
 
     def memory_stats(self):
         """Return how much memory the communicator holds.
@@ -119,18 +111,17 @@ cdef class Memory(Collectives):
         ['persistent', 'suspendable', 'suspended', 'total']
         """
         cdef uint64_t value = 0
-        cdef ncclResult_t result
+        cdef ncclComm_t handle
         cdef dict told = {}
         self.library.needs(b"ncclCommMemStats")
-        self.ready(b"memory_stats")
         for name, stat in (
             ("suspendable", <int>ncclStatGpuMemSuspend),
             ("suspended", <int>ncclStatGpuMemSuspended),
             ("persistent", <int>ncclStatGpuMemPersist),
             ("total", <int>ncclStatGpuMemTotal),
         ):
-            result = self.api.ncclCommMemStats(self.handle, <ncclCommMemStat_t><int>stat, &value)
-            if result != ncclSuccess:
-                self.settle(result, b"ncclCommMemStats")
+            handle = begin_call(self, b"memory_stats")
+            end_call(self, self.api.ncclCommMemStats(handle, <ncclCommMemStat_t><int>stat, &value),
+                     b"ncclCommMemStats")
             told[name] = bool(value) if name == "suspended" else value
         return told

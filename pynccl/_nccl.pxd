@@ -154,6 +154,9 @@ cdef extern from "nccl_abi.h" nogil:
     int NCCL_SPLIT_NOCOLOR
     int NCCL_SHRINK_DEFAULT
     int NCCL_SHRINK_ABORT
+    int NCCL_SUSPEND_MEM
+    int NCCL_ENCRYPTION_MODE_NONE
+    int NCCL_ENCRYPTION_MODE_PSK
     int NCCL_CONFIG_UNDEF_INT
     unsigned int NCCL_API_MAGIC
     unsigned int PYNCCL_SIM_INFO_MAGIC
@@ -355,7 +358,7 @@ cdef class CommBase:
                          object stream, object dtype)
     cdef int meet(self, object stream) except -1
     cdef object output(self, Kind kind, object x, object root)
-    cdef int wait(self, const char *function) except -1
+    cdef int wait(self, const char *function, double seconds=*) except -1
     cdef int settle(self, ncclResult_t result, const char *function) except -1
     cdef ncclResult_t create(self) except *
     cdef int created(self, ncclResult_t result) except -1
@@ -391,6 +394,7 @@ cdef object new_result(const Spec *spec, const Place *at, object x, const char *
 cdef int order_call(const Call *call) except -1
 cdef Exception failure(ncclResult_t result, const char *function, const nccl_api *api,
                        ncclComm_t comm, object rank)
+cdef Exception unsupported(str what, int needed, const nccl_api *api)
 cdef int interrupted() except -1
 cdef unsigned int forks() noexcept nogil
 cdef Library load(object choice)

@@ -12,9 +12,8 @@ from libc.string cimport memset
 from pynccl._buffer cimport ORDER_F, Ask, Buffer, BufferView, of_jax, order_streams, release, view
 from pynccl._device cimport sync_stream
 from pynccl._call cimport (
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, GATHER, RECV, RECV_FROM, REDUCE, REDUCE_SCATTER,
-    SCATTER, SEND, SEND_TO, Call, Kind, Place, Spec, bind, put_setting, separate, spec_of,
-    stream_handle, wants,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, GATHER, RECV, RECV_FROM, REDUCE, REDUCE_SCATTER, SCATTER, SEND,
+    SEND_TO, Call, Kind, Place, Spec, bind, put_setting, separate, spec_of, stream_handle, wants,
 )
 
 import os
@@ -24,8 +23,8 @@ import warnings
 
 from pynccl import _alloc, _config
 from pynccl.errors import (
-    CommunicatorClosedError, HostFallbackWarning, InProgressError, InvalidUsageError, LayoutError, LibraryNotFoundError,
-    NCCLTimeoutError, UnsupportedError, error_for,
+    CommunicatorClosedError, HostFallbackWarning, InProgressError, InvalidUsageError, LayoutError,
+    LibraryNotFoundError, NCCLTimeoutError, UnsupportedError, error_for,
 )
 
 
@@ -211,19 +210,21 @@ cdef Exception failure(ncclResult_t result, const char *function, const nccl_api
     cdef str name = function.decode()
     cdef const char *detail
     if result == PYNCCL_MISSING:
-        needed = nccl_symbol_version(function)
-        path = os.fsdecode(api.path)
-        if needed <= api.version:  # not for its age: the host library's, or a build without it
-            return UnsupportedError(f"{name} is not offered by {path}")
-        return UnsupportedError(
-            f"{name} needs NCCL {needed // 10000}.{needed // 100 % 100}, "
-            f"loaded {version_text(api.version)} from {path}"
-        )
+        return unsupported(name, nccl_symbol_version(function), api)
     # The host library keeps the text for each thread: with ranks as threads, the process's last
     # error is as often another rank's.
     detail = api.pyncclHostLastError() if api.is_host else api.ncclGetLastError(comm)
     text = "" if detail is NULL else detail.decode(errors="replace")
     return error_for(<int>result, name, rank, text)
+
+
+cdef Exception unsupported(str what, int needed, const nccl_api *api):
+    path = os.fsdecode(api.path)
+    if needed <= api.version:  # not for its age: the host library's, or a build without it
+        return UnsupportedError(f"{what} is not offered by {path}")
+    return UnsupportedError(
+        f"{what} needs NCCL {needed // 10000}.{needed // 100 % 100}, loaded {version_text(api.version)} from {path}"
+    )
 
 
 cdef int interrupted() except -1:
@@ -437,8 +438,9 @@ cdef class CommBase:
             bind(&call, views, kind, &self.at, x, out, op, root, stream, dtype)
             if config is not None:
                 put_setting(&call, config, self.library)
+                op = op, config         # a plan keeps both
             if pynccl_open() is not NULL:
-                (<Recorder>pynccl_recorder).record(self, &call, views, x, out, (op, config))
+                (<Recorder>pynccl_recorder).record(self, &call, views, x, out, op)
                 return out if call.receives else None
             self.issue(&call)
         finally:
@@ -560,12 +562,12 @@ cdef class CommBase:
             return self.wait(function)
         raise failure(result, function, self.api, self.handle, self.at.rank)
 
-    cdef int wait(self, const char *function) except -1:
-        """Poll a nonblocking communicator until its last call is done."""
-        cdef ncclResult_t state = ncclInProgress
-        cdef ncclResult_t result
-        # The host library keeps the time itself, and says more about who is missing.
-        cdef double deadline = time.monotonic() + self.patience + (5 if self.at.host else 0)
+    cdef int wait(self, const char *function, double seconds=-1) except -1:
+        """Poll a nonblocking communicator until its last call is done; by default for its own timeout."""
+        cdef ncclResult_t result, state = ncclInProgress
+        cdef double patience = seconds if seconds >= 0 else self.patience
+        # Its own the host library keeps itself, and says more about who is missing.
+        cdef double deadline = time.monotonic() + patience + (5 if self.at.host and seconds < 0 else 0)
         cdef double pause = 20e-6
         self.busy += 1      # to other threads it is inside the call that it waits for
         try:
@@ -580,7 +582,7 @@ cdef class CommBase:
                     return 0
                 if time.monotonic() > deadline:
                     raise NCCLTimeoutError(<int>ncclTimeout, function.decode(), self.at.rank,
-                                           f"still in progress after {self.patience:g} s")
+                                           f"still in progress after {patience:g} s")
                 time.sleep(pause)
                 interrupted()       # a signal that came outside of the sleep
                 pause = min(pause * 2, 1e-3)

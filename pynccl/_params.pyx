@@ -2,8 +2,9 @@
 
 from pynccl._nccl cimport (
     Library,
-    NCCL_CONFIG_DEFAULT,
     NCCL_API_MAGIC,
+    NCCL_ENCRYPTION_MODE_NONE,
+    NCCL_ENCRYPTION_MODE_PSK,
     NCCL_VERSION_CODE,
     failure,
     load,
@@ -14,11 +15,10 @@ from pynccl._nccl cimport (
 
 import os
 
-cdef int PSK_MODE = 1           # NCCL_ENCRYPTION_MODE_PSK
 cdef int PSK_MIN_BYTES = 32
 
-# NCCL does not say that it copies the key.
-cdef list _keys = []
+# The key that each library has now: NCCL does not say that it copies it.
+cdef dict _keys = {}
 
 
 def parameters(library="auto"):
@@ -121,10 +121,10 @@ def set_encryption(psk, *, library="auto"):
     config.size = sizeof(config)
     config.magic = NCCL_API_MAGIC
     config.version = NCCL_VERSION_CODE
-    config.mode = 0 if psk is None else PSK_MODE
-    config.psk = NCCL_CONFIG_DEFAULT.netName if psk is None else <const char *>key
-    _keys.append(key)
+    config.mode = NCCL_ENCRYPTION_MODE_NONE if psk is None else NCCL_ENCRYPTION_MODE_PSK
+    config.psk = NULL if psk is None else <const char *>key
     with nogil:
         result = lib.api.ncclSetEncryption(&config)
     if result != ncclSuccess:
         raise failure(result, b"ncclSetEncryption", lib.api, NULL, None)
+    _keys[lib.path] = key

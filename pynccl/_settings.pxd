@@ -1,9 +1,9 @@
+from pynccl._fields cimport Fields
 from pynccl._nccl cimport Library, ncclConfig_t
 
 
-cdef class Config:
+cdef class Config(Fields):
     cdef ncclConfig_t c             # what the library reads
-    cdef readonly dict values       # what was given, by name
     cdef dict held                  # the texts that `c` points to
 
     cdef object put(self, str name, object value)

@@ -1,7 +1,9 @@
-from typing import Any, final
+from typing import final
+
+from ._fields import Fields
 
 @final
-class Config:
+class Config(Fields):
     def __init__(
         self,
         *,
@@ -29,8 +31,3 @@ class Config:
         host_cft_mode: int | None = None,
         nvls_host_mode: int | None = None,
     ) -> None: ...
-    @property
-    def values(self) -> dict[str, Any]: ...
-    def __getattr__(self, name: str) -> Any: ...
-    def __eq__(self, value: object, /) -> bool: ...
-    def __hash__(self) -> int: ...

@@ -2,11 +2,8 @@
 
 from libc.limits cimport INT_MAX
 
-from pynccl._nccl cimport Library, NCCL_CONFIG_DEFAULT, ncclConfig_t
-
-import operator
-
-from pynccl.errors import UnsupportedError
+from pynccl._fields cimport Fields, flag, integer, text
+from pynccl._nccl cimport Library, NCCL_CONFIG_DEFAULT, ncclConfig_t, unsupported
 
 
 cdef list _rows():
@@ -43,7 +40,7 @@ cdef list _rows():
 _ROWS = {row[0]: row for row in _rows()}
 
 
-cdef class Config:
+cdef class Config(Fields):
     """Settings of a communicator, for the ``config=`` of what creates one.
 
     A field that is left out, or None, keeps NCCL's default.  Most of them tune NCCL on GPUs and mean
@@ -112,6 +109,8 @@ cdef class Config:
     1
     """
 
+    NAMES = tuple(_ROWS)
+
     def __init__(self, *, blocking=None, cga_cluster_size=None, min_ctas=None, max_ctas=None,
                  net_name=None, split_share=None, traffic_class=None, comm_name=None,
                  collnet_enable=None, cta_policy=None, shrink_share=None, nvls_ctas=None,
@@ -123,7 +122,7 @@ cdef class Config:
         self.c = NCCL_CONFIG_DEFAULT
         self.values = {}
         self.held = {}
-        for name in _ROWS:
+        for name in self.NAMES:
             if given[name] is not None:
                 self.values[name] = self.put(name, given[name])
         if "min_ctas" in self.values and "max_ctas" not in self.values:
@@ -134,60 +133,24 @@ cdef class Config:
 
     cdef object put(self, str name, object value):
         """Store one field where C reads it; return it as the type it is."""
-        cdef Py_ssize_t at
-        kind = _ROWS[name][2]
-        at = _ROWS[name][1]
+        cdef Py_ssize_t at = _ROWS[name][1]
         cdef char *field = <char *>&self.c + at
+        kind = _ROWS[name][2]
+        called = f"Config: {name}"
         if kind is str:
-            if not isinstance(value, str):
-                raise TypeError(f"Config: {name} must be a str, not {type(value).__name__!r}")
-            text = value.encode()
-            if b"\0" in text:
-                raise ValueError(f"Config: {name} holds a null character")
-            self.held[name] = text
-            (<const char **>field)[0] = <const char *>text
-            return value
-        if kind is bool and not isinstance(value, bool):
-            raise TypeError(f"Config: {name} must be True or False, not {value!r}")
-        if kind is int and isinstance(value, bool):
-            raise TypeError(f"Config: {name} must be an int, not a bool")
-        try:
-            number = operator.index(value)
-        except TypeError:
-            raise TypeError(f"Config: {name} must be an int, not {type(value).__name__!r}") from None
-        if not -INT_MAX <= number <= INT_MAX:
-            raise ValueError(f"Config: {name}={number} does not fit in 32 bits")
-        (<int *>field)[0] = number
-        return kind(number)
+            self.held[name] = text(called, value)
+            (<const char **>field)[0] = <const char *><bytes>self.held[name]
+        elif kind is bool:
+            (<int *>field)[0] = flag(called, value)
+        else:
+            value = integer(called, value, -INT_MAX)    # the least is NCCL's "undefined"
+            (<int *>field)[0] = value
+        return value
 
     cdef int fits(self, Library library) except -1:
         """Raise where a field is newer than the library."""
         for name in self.values:
             since = _ROWS[name][3]
             if since > library.version:
-                raise UnsupportedError(
-                    f"Config: {name} needs NCCL {since // 10000}.{since // 100 % 100}, loaded "
-                    f"{library.version // 10000}.{library.version // 100 % 100} from {library.path}"
-                )
+                raise unsupported(f"Config: {name}", since, library.api)
         return 0
-
-    def __getattr__(self, name):
-        if name in _ROWS:
-            return self.values.get(name)
-        raise AttributeError(f"Config has no field {name!r}")
-
-    def __eq__(self, other):
-        return self.values == (<Config>other).values if type(other) is Config else NotImplemented
-
-    def __hash__(self):
-        return hash(frozenset(self.values.items()))
-
-    def __repr__(self):
-        return f"Config({', '.join(f'{name}={value!r}' for name, value in self.values.items())})"
-
-    def __reduce__(self):
-        return _again, (self.values,)
-
-
-def _again(values):
-    return Config(**values)

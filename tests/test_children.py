@@ -218,7 +218,7 @@ def test_finalized_communicator_says_so_and_closes(alone):
 
 @pytest.mark.parametrize("verb", ["revoke", "finalize"])
 def test_what_acts_at_once_is_refused_in_a_group(alone, verb):
-    with pynccl.group(), pytest.raises(ValueError, match=f"{verb}: the group"):
+    with pynccl.group(), pytest.raises(ValueError, match=f"{verb}: a group is open"):
         getattr(alone, verb)()
 
 

@@ -153,7 +153,7 @@ def test_an_older_nccl_says_what_it_lacks():
     with (
         pynccl.Communicator(1, pynccl.unique_id(library=path), 0, library=path) as comm,
         pytest.raises(
-            pynccl.UnsupportedError, match=r"all_reduce: config needs NCCL 2\.31, loaded 2\.30"
+            pynccl.UnsupportedError, match=r"ncclAllReduceConfig needs NCCL 2\.31, loaded 2\.30"
         ),
     ):
         comm.all_reduce(np.zeros(0, "f4"), config=pynccl.CollConfig())
