@@ -81,9 +81,17 @@ def test_shrink_goes_on_without_a_rank_that_was_lost():
         assert world.run(lose_a_rank) == [(0, 2, [0, 2]), None, (1, 2, [0, 2])]
 
 
-def shrink_under_a_call(comm):
+def inside_a_call(comm):
+    try:
+        comm.memory_stats()
+    except pynccl.InvalidUsageError:
+        return True
+    return False
+
+
+def shrink_under_a_call(comm, over):
     if comm.rank == 1:
-        time.sleep(0.5)
+        over.wait(20)
         return None
     caught = []
 
@@ -95,16 +103,17 @@ def shrink_under_a_call(comm):
 
     thread = threading.Thread(target=call)
     thread.start()
-    time.sleep(0.1)
+    scripts.wait_until(lambda: inside_a_call(comm))
     found = members(comm.shrink([1], abort=True), comm.rank)
     thread.join(5)
     assert "shrunk during the call" in caught[0]
+    over.wait(20)
     return found
 
 
 def test_shrink_ends_the_call_of_another_thread():
     with ThreadWorld(3) as world:
-        assert world.run(shrink_under_a_call)[2] == (1, 2, [0, 2])
+        assert world.run(shrink_under_a_call, threading.Barrier(3))[2] == (1, 2, [0, 2])
 
 
 def count_on_an_idle_rank(comm):
@@ -276,8 +285,7 @@ def test_creation_in_the_background_answers_at_once_and_gets_ready(crew):
 def test_one_thread_creates_all_ranks_in_the_background_without_a_group():
     uid = new_id()
     comms = [pynccl.Communicator(3, uid, rank, config=BACKGROUND, timeout=10) for rank in range(3)]
-    while any(comm.async_error != pynccl.Result.SUCCESS for comm in comms):
-        time.sleep(0.001)
+    scripts.wait_until(lambda: all(comm.async_error == pynccl.Result.SUCCESS for comm in comms))
     xs = [np.array([rank]) for rank in range(3)]
     with pynccl.group():  # its calls are polled, and done when the block ends
         for comm, x in zip(comms, xs, strict=True):

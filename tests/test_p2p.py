@@ -354,7 +354,7 @@ def test_timeout_names_the_process_that_the_missing_rank_waits_for_elsewhere(cre
 
 
 def test_a_wait_elsewhere_is_told_no_more_when_it_is_over(crew):
-    first_uid, second_uid = new_id(), new_id()
+    first_uid, second_uid, over = new_id(), new_id(), threading.Event()
 
     def job(rank):
         with (
@@ -362,11 +362,14 @@ def test_a_wait_elsewhere_is_told_no_more_when_it_is_over(crew):
             contextlib.closing(create(2, second_uid, rank, timeout=0.4)) as other,
         ):
             if rank == 0:
-                kept.recv(np.zeros(3), 1)
-                return
-            with pytest.raises(pynccl.NCCLTimeoutError):
-                other.recv(np.zeros(3), 0)
-            time.sleep(3)
+                try:
+                    kept.recv(np.zeros(3), 1)
+                finally:
+                    over.set()
+            else:
+                with pytest.raises(pynccl.NCCLTimeoutError):
+                    other.recv(np.zeros(3), 0)
+                over.wait(20)
 
     first, second = crew(2).run(job, 30)
     assert isinstance(first.error, pynccl.NCCLTimeoutError)

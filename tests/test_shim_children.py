@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import pynccl
+from helpers import scripts
 from helpers.device import cuda, on_device
 from helpers.shim import build_shim
 
@@ -155,8 +156,7 @@ ids = []
 
 def join(path, found):
     cuda().make_current(cuda().primary(0))
-    while not ids:
-        time.sleep(0.001)
+    scripts.wait_until(lambda: ids)
     with pynccl.Communicator.join(3, ids[0], 2, device=0, library=path, timeout=10) as comm:
         sums(comm)
         found.append((comm.rank, comm.nranks))

@@ -4,16 +4,6 @@
 
 #include <dirent.h>
 
-static void has(const char *part) {
-    CHECK(strstr(pyncclHostLastError(), part), "\"%s\" is not in: %s", part, pyncclHostLastError());
-}
-
-#define FAILS(code, call) \
-    do { \
-        ncclResult_t got_ = (call); \
-        CHECK(got_ == (code), "%d instead of %d: %s", (int)got_, (int)(code), pyncclHostLastError()); \
-    } while (0)
-
 /* A call that may have ended before it returned. */
 #define BEGINS(call) \
     do { \

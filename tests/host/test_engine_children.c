@@ -2,16 +2,6 @@
  * happens when a rank is dead, hangs, or does something else. */
 #include "world.h"
 
-static void has(const char *part) {
-    CHECK(strstr(pyncclHostLastError(), part), "\"%s\" is not in: %s", part, pyncclHostLastError());
-}
-
-#define FAILS(code, call) \
-    do { \
-        ncclResult_t got_ = (call); \
-        CHECK(got_ == (code), "%d instead of %d: %s", (int)got_, (int)(code), pyncclHostLastError()); \
-    } while (0)
-
 static void sums_to(ncclComm_t c, int expected) {
     int rank = -1, x = 0;
     OK(ncclCommUserRank(c, &rank));

@@ -5,12 +5,6 @@
  * makes the communicators that it creates. */
 #include "world.h"
 
-#define FAILS(expected, call) \
-    do { \
-        ncclResult_t code_ = (call); \
-        CHECK(code_ == (expected), "%d, %s", (int)code_, pyncclHostLastError()); \
-    } while (0)
-
 enum { N = 3, COUNT = 6 };
 
 static ncclCollConfig_t some_config(void) {

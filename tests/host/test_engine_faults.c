@@ -7,16 +7,6 @@
 
 static int nprocs; /* of the world being run */
 
-static void has(const char *part) {
-    CHECK(strstr(pyncclHostLastError(), part), "\"%s\" is not in: %s", part, pyncclHostLastError());
-}
-
-#define FAILS(code, call) \
-    do { \
-        ncclResult_t got_ = (call); \
-        CHECK(got_ == (code), "%d instead of %d: %s", (int)got_, (int)(code), pyncclHostLastError()); \
-    } while (0)
-
 static void within(double begin, double low, double high) {
     double took = seconds_now() - begin;
     CHECK(took >= low && took <= high, "took %.3f s: %s", took, pyncclHostLastError());

@@ -2,12 +2,6 @@
  * suspended and not before; that every value is right afterwards, however the ranks' suspensions interleave. */
 #include "world.h"
 
-#define FAILS(expected, call) \
-    do { \
-        ncclResult_t code_ = (call); \
-        CHECK(code_ == (expected), "%d, %s", (int)code_, pyncclHostLastError()); \
-    } while (0)
-
 enum { N = 3, LARGE = 300000 };
 
 static pthread_barrier_t together;

@@ -59,6 +59,17 @@ typedef void (*world_body)(struct seats *);
         CHECK(code_ == ncclSuccess, "%d, %s", (int)code_, pyncclHostLastError()); \
     } while (0)
 
+#define FAILS(expected, call) \
+    do { \
+        ncclResult_t got_ = (call); \
+        CHECK(got_ == (expected), "%d instead of %d: %s", (int)got_, (int)(expected), pyncclHostLastError()); \
+    } while (0)
+
+/* The last error says this. */
+static inline void has(const char *part) {
+    CHECK(strstr(pyncclHostLastError(), part), "\"%s\" is not in: %s", part, pyncclHostLastError());
+}
+
 struct world_thread {
     struct world *world;
     world_body body;

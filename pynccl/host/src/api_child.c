@@ -20,6 +20,14 @@ static ncclResult_t read_config(const struct ncclComm *parent, const ncclConfig_
     return code;
 }
 
+/* Hand over a work, if it could be prepared. */
+static ncclResult_t submit(struct host_work *w, int prepared, ncclComm_t *newcomm, const char *what) {
+    if (!prepared)
+        return host_group_discard(w, host_fail(ncclSystemError, "%s : out of memory", what));
+    w->newcomm = newcomm;
+    return host_group_submit(w);
+}
+
 ncclResult_t pncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config) {
     int nonblocking = 0;
     ncclResult_t code = host_comm_check(comm, "CommSplit");
@@ -37,11 +45,7 @@ ncclResult_t pncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *new
     struct host_work local, *w = host_group_work(&local);
     if (!w)
         return ncclSystemError;
-    if (!host_split_set(w, comm, color, key))
-        return host_group_discard(w, host_fail(ncclSystemError, "CommSplit : out of memory"));
-    w->newcomm = newcomm;
-    w->child_nonblocking = nonblocking;
-    return host_group_submit(w);
+    return submit(w, host_split_set(w, comm, color, key, nonblocking), newcomm, "CommSplit");
 }
 HOST_EXPORT(ncclCommSplit);
 
@@ -111,10 +115,8 @@ ncclResult_t pncclCommShrink(ncclComm_t comm, int *excludeRanksList, int exclude
     struct host_work local, *w = host_group_work(&local);
     if (!w)
         return ncclSystemError;
-    if (!host_shrink_set(w, comm, excludeRanksList, excludeRanksCount, nonblocking))
-        return host_group_discard(w, host_fail(ncclSystemError, "CommShrink : out of memory"));
-    w->newcomm = newcomm;
-    return host_group_submit(w);
+    return submit(
+        w, host_shrink_set(w, comm, excludeRanksList, excludeRanksCount, nonblocking), newcomm, "CommShrink");
 }
 HOST_EXPORT(ncclCommShrink);
 
@@ -180,10 +182,7 @@ ncclResult_t pncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId *uniq
     struct host_work local, *w = host_group_work(&local);
     if (!w)
         return ncclSystemError;
-    if (!host_grow_set(w, comm, nRanks, uniqueId ? (const uint8_t *)uniqueId->internal : NULL))
-        return host_group_discard(w, host_fail(ncclSystemError, "CommGrow : out of memory"));
-    w->newcomm = newcomm;
-    w->child_nonblocking = how.nonblocking;
-    return host_group_submit(w);
+    const uint8_t *id = uniqueId ? (const uint8_t *)uniqueId->internal : NULL;
+    return submit(w, host_grow_set(w, comm, nRanks, id, how.nonblocking), newcomm, "CommGrow");
 }
 HOST_EXPORT(ncclCommGrow);

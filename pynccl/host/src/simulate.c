@@ -6,9 +6,8 @@
  * processor wrote costs half as much again as a near copy. Calls of one thread add up, since the thread runs them one
  * after the other; threads and processes beyond the processors share them.
  *
- * The promise: positive, never less for more bytes, and of the right order on an idle machine (tests compare
- * it with nothing; on the two cores where it was made it was within a factor of three). State: the rates,
- * written under pthread_once.
+ * The promise: positive, and never less for more bytes. How near it comes to a machine's real times is for
+ * bench/estimate.py to say. State: the rates, written under pthread_once.
  */
 #include "simulate.h"
 

@@ -21,7 +21,7 @@
 #define GRACE_NS UINT64_C(500000000)
 
 /* One rank's part in a gathering. */
-static struct host_wish *set_wish(struct host_work *w, struct ncclComm *c, int kind) {
+static struct host_wish *set_wish(struct host_work *w, struct ncclComm *c, int kind, int nonblocking) {
     size_t n = (size_t)c->nranks;
     struct host_wish *wishes = calloc(n + 1, sizeof *wishes);
     if (!wishes)
@@ -35,13 +35,14 @@ static struct host_wish *set_wish(struct host_work *w, struct ncclComm *c, int k
         .dtype = ncclInt8};
     host_work_set(w, HOST_WORK_SPLIT, c, &call);
     w->wishes = wishes;
+    w->child_nonblocking = nonblocking;
     w->patience = host_init_patience();
     w->tolerant = host_observe32(&c->revoked) != 0;
     return own;
 }
 
-int host_split_set(struct host_work *w, struct ncclComm *c, int color, int key) {
-    struct host_wish *own = set_wish(w, c, HOST_SPLIT);
+int host_split_set(struct host_work *w, struct ncclComm *c, int color, int key, int nonblocking) {
+    struct host_wish *own = set_wish(w, c, HOST_SPLIT, nonblocking);
     if (!own)
         return 0;
     own->color = color;
@@ -53,8 +54,8 @@ int host_split_set(struct host_work *w, struct ncclComm *c, int color, int key) 
     return 0;
 }
 
-int host_grow_set(struct host_work *w, struct ncclComm *c, int nranks, const uint8_t *id) {
-    struct host_wish *own = set_wish(w, c, HOST_GROW);
+int host_grow_set(struct host_work *w, struct ncclComm *c, int nranks, const uint8_t *id, int nonblocking) {
+    struct host_wish *own = set_wish(w, c, HOST_GROW, nonblocking);
     if (!own)
         return 0;
     own->color = nranks;

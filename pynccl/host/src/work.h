@@ -96,10 +96,10 @@ int host_split_missing(const struct host_work *w, int from);
  * several ranks. */
 int host_split_server(const struct host_work *w);
 
-/* host_work_set for a split of c; 0 if there is no memory. */
-int host_split_set(struct host_work *w, struct ncclComm *c, int color, int key);
+/* host_work_set for a split of c, whose child is nonblocking or not; 0 if there is no memory. */
+int host_split_set(struct host_work *w, struct ncclComm *c, int color, int key, int nonblocking);
 /* The same for this rank's part in the growth of c to `nranks`; `id` is NULL where another rank brings it. */
-int host_grow_set(struct host_work *w, struct ncclComm *c, int nranks, const uint8_t *id);
+int host_grow_set(struct host_work *w, struct ncclComm *c, int nranks, const uint8_t *id, int nonblocking);
 /* The same for a shrink: `exclude` is sorted, without repetition, and this rank is not in it. */
 int host_shrink_set(struct host_work *w, struct ncclComm *c, const int *exclude, int n, int nonblocking);
 int host_shrink_missing(const struct host_work *w, int from);
