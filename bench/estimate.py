@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import timing
 
@@ -65,8 +66,25 @@ def main() -> None:
     )
     results = []
     for n in map(int, options.ranks.split(",")):
-        command = [sys.executable, "-m", "pynccl", "run", "-n", str(n), __file__, "--as-rank"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+        command = [
+            sys.executable,
+            "-m",
+            "pynccl",
+            "run",
+            "-n",
+            str(n),
+            Path(__file__).name,
+            "--as-rank",
+        ]
+        # From here: in the root, "-m" would find the sources.
+        said = subprocess.run(
+            command,
+            cwd=Path(__file__).parent,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=300,
+        )
         for verb, size, estimate, median, least in json.loads(said.stdout):
             results.append([n, verb, size, estimate, median, least])
             print(
