@@ -121,8 +121,11 @@ def set_encryption(psk, *, library="auto"):
     config.size = sizeof(config)
     config.magic = NCCL_API_MAGIC
     config.version = NCCL_VERSION_CODE
-    config.mode = NCCL_ENCRYPTION_MODE_NONE if psk is None else NCCL_ENCRYPTION_MODE_PSK
-    config.psk = NULL if psk is None else <const char *>key
+    config.mode = NCCL_ENCRYPTION_MODE_NONE
+    config.psk = NULL
+    if psk is not None:
+        config.mode = NCCL_ENCRYPTION_MODE_PSK
+        config.psk = key
     with nogil:
         result = lib.api.ncclSetEncryption(&config)
     if result != ncclSuccess:
