@@ -41,6 +41,7 @@ cdef extern from "nccl_abi.h" nogil:
         pass
     ctypedef ncclParamHandle *ncclParamHandle_t
     ctypedef const char *pynccl_text_t
+    ctypedef void *pynccl_owner_t
 
     ctypedef struct ncclUniqueId:
         char internal[128]
@@ -295,6 +296,21 @@ cdef extern from "_loader.h" nogil:
         void (*pyncclHostSetInterrupt)(int (*hook)() noexcept nogil) noexcept nogil
         void (*pyncclHostSetInitTimeout)(double) noexcept nogil
         ncclResult_t (*pyncclHostSetTimeout)(ncclComm_t, double) noexcept nogil
+        ncclResult_t (*pyncclHostStreamCreate)(cudaStream_t*) noexcept nogil
+        ncclResult_t (*pyncclHostStreamDestroy)(cudaStream_t) noexcept nogil
+        ncclResult_t (*pyncclHostStreamQuery)(cudaStream_t) noexcept nogil
+        ncclResult_t (*pyncclHostStreamSynchronize)(cudaStream_t, double) noexcept nogil
+        ncclResult_t (*pyncclHostStreamWaitEvent)(cudaStream_t, cudaEvent_t) noexcept nogil
+        ncclResult_t (*pyncclHostStreamWaitStream)(cudaStream_t, cudaStream_t) noexcept nogil
+        ncclResult_t (*pyncclHostStreamCall)(
+            cudaStream_t, void (*function)(void*) noexcept nogil, void*) noexcept nogil
+        ncclResult_t (*pyncclHostEventCreate)(cudaEvent_t*) noexcept nogil
+        ncclResult_t (*pyncclHostEventDestroy)(cudaEvent_t) noexcept nogil
+        ncclResult_t (*pyncclHostEventRecord)(cudaEvent_t, cudaStream_t) noexcept nogil
+        ncclResult_t (*pyncclHostEventQuery)(cudaEvent_t) noexcept nogil
+        ncclResult_t (*pyncclHostEventSynchronize)(cudaEvent_t, double) noexcept nogil
+        ncclResult_t (*pyncclHostEventElapsed)(float*, cudaEvent_t, cudaEvent_t) noexcept nogil
+        pynccl_owner_t (*pyncclHostKeep)(void*, void (*release)(void*) noexcept nogil) noexcept nogil
 
         int version
         int is_host

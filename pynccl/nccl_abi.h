@@ -311,6 +311,7 @@ typedef struct {
 
 /* A return type of one token, so that a list's user can paste it into a macro name (MY_##ret). */
 typedef const char *pynccl_text_t;
+typedef void *pynccl_owner_t;
 
 /* ---- the functions ------------------------------------------------------------------------------
  * X(return type, name, first version that has it, (parameters))
@@ -501,7 +502,26 @@ typedef const char *pynccl_text_t;
     X(pynccl_text_t, pyncclHostLastError, 1, (void)) \
     X(void, pyncclHostSetInterrupt, 1, (int (*hook)(void))) \
     X(void, pyncclHostSetInitTimeout, 1, (double seconds)) \
-    X(ncclResult_t, pyncclHostSetTimeout, 1, (ncclComm_t comm, double seconds))
+    X(ncclResult_t, pyncclHostSetTimeout, 1, (ncclComm_t comm, double seconds)) \
+    HOST_SYMBOLS_STREAM(X)
+
+/* Streams on which calls are queued, as on a GPU; their handles go where NCCL takes a cudaStream_t. Waits take
+ * seconds (negative: PYNCCL_TIMEOUT), queries answer ncclInProgress while something is left. */
+#define HOST_SYMBOLS_STREAM(X) \
+    X(ncclResult_t, pyncclHostStreamCreate, 1, (cudaStream_t *stream)) \
+    X(ncclResult_t, pyncclHostStreamDestroy, 1, (cudaStream_t stream)) \
+    X(ncclResult_t, pyncclHostStreamQuery, 1, (cudaStream_t stream)) \
+    X(ncclResult_t, pyncclHostStreamSynchronize, 1, (cudaStream_t stream, double seconds)) \
+    X(ncclResult_t, pyncclHostStreamWaitEvent, 1, (cudaStream_t stream, cudaEvent_t event)) \
+    X(ncclResult_t, pyncclHostStreamWaitStream, 1, (cudaStream_t stream, cudaStream_t other)) \
+    X(ncclResult_t, pyncclHostStreamCall, 1, (cudaStream_t stream, void (*function)(void *), void *argument)) \
+    X(ncclResult_t, pyncclHostEventCreate, 1, (cudaEvent_t *event)) \
+    X(ncclResult_t, pyncclHostEventDestroy, 1, (cudaEvent_t event)) \
+    X(ncclResult_t, pyncclHostEventRecord, 1, (cudaEvent_t event, cudaStream_t stream)) \
+    X(ncclResult_t, pyncclHostEventQuery, 1, (cudaEvent_t event)) \
+    X(ncclResult_t, pyncclHostEventSynchronize, 1, (cudaEvent_t event, double seconds)) \
+    X(ncclResult_t, pyncclHostEventElapsed, 1, (float *milliseconds, cudaEvent_t start, cudaEvent_t end)) \
+    X(pynccl_owner_t, pyncclHostKeep, 1, (void *owner, void (*release)(void *)))
 
 /* A bit that the binding adds to the datatype argument of the host library's collectives for an array of
  * more than one dimension in Fortran order; ranks whose orders differ would otherwise mix up elements. */

@@ -3,6 +3,7 @@
 #define PYNCCL_HOST_API_H
 
 #include "group.h"
+#include "queue.h"
 
 /* Every function of NCCL exists twice: pncclX, and ncclX as a weak alias of it, so that a profiler can put
  * its own ncclX in front and call pncclX. */
@@ -31,6 +32,9 @@ ncclResult_t host_api_create(const struct host_creation *how, ncclComm_t *newcom
 
 /* Index of a user's operation in c's table, or -1 if c has no such operation. */
 int host_op_index(const struct ncclComm *c, int op);
+
+/* 0, 1, 2, or a stream of this process. */
+ncclResult_t host_api_check_stream(const char *name, cudaStream_t stream);
 
 /* The arguments of a collective or message in NCCL's order of checks, then run or queue it. `op` counts only
  * for kinds that reduce. */

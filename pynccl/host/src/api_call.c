@@ -74,6 +74,14 @@ static ncclResult_t set_operation(const struct ncclComm *c, struct host_call *ca
     return ncclSuccess;
 }
 
+ncclResult_t host_api_check_stream(const char *name, cudaStream_t stream) {
+    if (!host_is_queue((uintptr_t)stream) || host_queue_exists((uintptr_t)stream))
+        return ncclSuccess;
+    return host_fail(ncclInvalidArgument,
+        "%s : unknown stream %p; the host library knows 0, 1 (legacy), 2 (per thread) and what "
+        "pyncclHostStreamCreate has made", name, (void *)stream);
+}
+
 static ncclResult_t check_call(struct ncclComm *c, struct host_call *call, int op, cudaStream_t stream) {
     ncclResult_t code = check_arguments(c, call, op);
     if (code || (call->count == 0 && !is_message(call)))
@@ -82,11 +90,8 @@ static ncclResult_t check_call(struct ncclComm *c, struct host_call *call, int o
         code = set_operation(c, call, op);
     if (!code && call->count)
         code = check_pointers(c, call);
-    if (!code && (uintptr_t)stream > 2)
-        code = host_fail(ncclInvalidArgument,
-            "%s : unknown stream %p; the host library knows 0, 1 (legacy) and 2 (per thread)", name_of(call),
-            (void *)stream);
-    return code;
+    call->stream = (uintptr_t)stream;
+    return code ? code : host_api_check_stream(name_of(call), stream);
 }
 
 static ncclResult_t check(struct ncclComm *c, struct host_call *call, int op, cudaStream_t stream) {
@@ -111,10 +116,10 @@ static ncclResult_t check_message(struct ncclComm *c, const struct host_call *ca
     return ncclSuccess;
 }
 
-static void log_call(const struct ncclComm *c, const struct host_call *call, int op, cudaStream_t stream) {
+static void log_call(struct ncclComm *c, const struct host_call *call, int op, cudaStream_t stream) {
     host_log(HOST_LOG_INFO,
         "%s: opCount %llx sendbuff %p recvbuff %p count %zu datatype %d op %d root %d comm %p [nranks=%d] "
-        "stream %p", name_of(call), (unsigned long long)c->seq, call->send, call->recv, call->count,
+        "stream %p", name_of(call), (unsigned long long)host_peek(&c->seq), call->send, call->recv, call->count,
         call->dtype, op, call->root, (const void *)c, c->nranks, (void *)stream);
 }
 

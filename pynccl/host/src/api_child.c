@@ -75,7 +75,7 @@ static ncclResult_t check_excluded(const struct ncclComm *c, int *list, int n) {
 
 /* End what another thread or a job has under way: it returns an error, and the communicator has failed. */
 static ncclResult_t stop_calls(struct ncclComm *c) {
-    if (!host_comm_drain(c, HOST_STOP_SHRINK, HOST_DRAIN_NS))
+    if (!host_queue_drain(c, HOST_STOP_SHRINK, HOST_DRAIN_NS))
         return host_fail(ncclSystemError, "CommShrink : a call on the communicator does not return");
     host_comm_reopen(c, HOST_STOP_SHRINK);
     return ncclSuccess;

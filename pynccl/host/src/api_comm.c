@@ -86,7 +86,7 @@ ncclResult_t host_api_create(const struct host_creation *how, ncclComm_t *newcom
         ncclResult_t code = host_fail(ncclSystemError, "CommInitRank : out of memory");
         return w ? host_group_discard(w, code) : code;
     }
-    c->timeout = host_timeout_ns(-1);
+    host_publish(&c->timeout, host_timeout_ns(-1));
     c->device = how->device;
     c->nonblocking = how->nonblocking;
     host_work_set(w, HOST_WORK_INIT, c, &(struct host_call){0});
@@ -182,11 +182,14 @@ ncclResult_t pncclCommFinalize(ncclComm_t comm) {
         code = host_fail(ncclInvalidUsage, "CommFinalize : the open group holds calls of this communicator");
     if (!code && comm->nonblocking)
         return finalize_later(comm);
+    if (!code) /* other calls are complete when they return */
+        code = host_queue_flush(comm, "CommFinalize");
+    if (!code)
+        code = host_comm_ensure(comm, "CommFinalize");
     if (!code)
         code = host_comm_enter(comm, "CommFinalize");
     if (code)
         return host_group_poison(code);
-    /* Calls are complete when they return, so there is nothing to wait for. */
     host_comm_finalize(comm);
     host_comm_leave(comm);
     return ncclSuccess;
@@ -199,10 +202,12 @@ static ncclResult_t end(ncclComm_t comm, const char *what, const char *by, enum 
         code = host_fail(ncclInvalidUsage, "%s : the open group holds calls of this communicator", what);
     if (!code && state != HOST_ABORTED)
         code = host_comm_ensure_idle(comm);
-    if (!code && state == HOST_ABORTED && !host_comm_drain(comm, HOST_STOP_ABORT, HOST_DRAIN_NS))
+    if (!code && state == HOST_ABORTED && !host_queue_drain(comm, HOST_STOP_ABORT, HOST_DRAIN_NS))
         code = host_fail(ncclSystemError, "%s : a call on the communicator does not return", what);
-    if (!code)
-        code = state == HOST_ABORTED ? ncclSuccess : host_comm_enter(comm, what);
+    if (!code && state != HOST_ABORTED)
+        code = host_queue_flush(comm, what);
+    if (!code && state != HOST_ABORTED)
+        code = host_comm_enter(comm, what);
     if (code)
         return host_group_poison(code);
     host_comm_end(comm, state, by);
@@ -236,7 +241,7 @@ ncclResult_t pncclCommRevoke(ncclComm_t comm, int revokeFlags) {
     if (code)
         return host_group_poison(code);
     ncclResult_t before = (ncclResult_t)host_observe32(&comm->broken);
-    if (!host_comm_drain(comm, HOST_STOP_REVOKE, HOST_DRAIN_NS))
+    if (!host_queue_drain(comm, HOST_STOP_REVOKE, HOST_DRAIN_NS))
         return host_group_poison(host_fail(ncclSystemError, "CommRevoke : a call on the communicator does not return"));
     host_comm_revoke(comm, !before); /* what was under way has ended as it should */
     host_comm_reopen(comm, HOST_STOP_REVOKE);

@@ -138,6 +138,6 @@ void pyncclHostSetInitTimeout(double seconds) {
 ncclResult_t pyncclHostSetTimeout(ncclComm_t comm, double seconds) {
     ncclResult_t code = host_comm_check(comm, "pyncclHostSetTimeout");
     if (!code)
-        comm->timeout = host_timeout_ns(seconds);
+        host_publish(&comm->timeout, host_timeout_ns(seconds));
     return code;
 }

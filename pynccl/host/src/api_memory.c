@@ -79,6 +79,8 @@ ncclResult_t pncclCommSuspend(ncclComm_t comm, int flags) {
     if (!code)
         code = host_comm_ensure(comm, "ncclCommSuspend");
     if (!code)
+        code = host_queue_flush(comm, "ncclCommSuspend");
+    if (!code)
         code = host_comm_enter(comm, "ncclCommSuspend");
     if (code)
         return host_group_poison(code);
@@ -95,6 +97,8 @@ ncclResult_t pncclCommResume(ncclComm_t comm) {
     ncclResult_t code = begin(comm, "ncclCommResume");
     if (!code && !host_observe32(&comm->suspended))
         code = host_fail(ncclInvalidUsage, "MemManager: Not in suspended state");
+    if (!code)
+        code = host_queue_flush(comm, "ncclCommResume");
     if (!code)
         code = host_comm_enter(comm, "ncclCommResume");
     if (code)
@@ -121,6 +125,8 @@ ncclResult_t pncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t
         code = host_fail(ncclInvalidArgument, "ncclCommMemStats : unknown statistic %d", (int)stat);
     if (!code)
         code = host_comm_ensure_alive(comm, "ncclCommMemStats");
+    if (!code)
+        code = host_queue_flush(comm, "ncclCommMemStats");
     if (!code)
         code = host_comm_enter(comm, "ncclCommMemStats");
     if (code)

@@ -165,7 +165,12 @@ static enum host_step begin(struct host_work *w) {
         memcpy(call->op.scalar, call->scalar, host_dtype_size(call->dtype));
     c->me = comm->rank;
     c->nranks = comm->nranks;
-    c->seq = w->tolerant ? HOST_COUNCIL | ++comm->councils : ++comm->seq;
+    if (w->tolerant) {
+        c->seq = HOST_COUNCIL | ++comm->councils;
+    } else {
+        c->seq = host_peek(&comm->seq) + 1;
+        host_publish(&comm->seq, c->seq);
+    }
     c->phase = ARRIVE;
     c->arrived = c->differs = 0;
     if (c->nranks == 1)

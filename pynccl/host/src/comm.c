@@ -273,7 +273,7 @@ ncclResult_t host_comm_enter(struct ncclComm *c, const char *what) {
     if (!host_claim32(&c->busy, 0, host_thread_id()))
         return host_fail(ncclInvalidUsage,
             "%s : thread %u uses the communicator while thread %u is inside a call on it; a communicator "
-            "serves one thread at a time", what, host_thread_id(), host_peek32(&c->busy));
+            "serves one thread at a time", what, host_thread_id(), host_peek32(&c->busy) & ~HOST_BUSY_QUEUE);
     if (host_observe32(&c->stop)) {
         host_comm_leave(c);
         return host_fail(ncclInvalidUsage, "%s : the communicator is being aborted, revoked or shrunk", what);
@@ -286,13 +286,35 @@ void host_comm_leave(struct ncclComm *c) {
     host_publish32(&c->busy, 0);
 }
 
-int host_comm_drain(struct ncclComm *c, enum host_stop why, uint64_t ns) {
+int host_comm_enter_late(struct ncclComm *c) {
+    while (!host_claim32(&c->busy, 0, host_thread_id() | HOST_BUSY_QUEUE)) {
+        if (host_observe32(&c->stop))
+            return 0;
+        host_nap(50000);
+    }
+    if (host_observe32(&c->stop)) {
+        host_comm_leave(c);
+        return 0;
+    }
+    host_publish32(&c->last, host_thread_id());
+    return 1;
+}
+
+int host_comm_stop(struct ncclComm *c, enum host_stop why) {
     if (why == HOST_STOP_ABORT)
         host_swap32(&c->stop, why); /* goes before everything else */
     else if (!host_claim32(&c->stop, HOST_STOP_NOT, why))
         return 0;
-    /* A job leaves first and says that it is done last. */
-    for (uint64_t until = host_now() + ns; host_observe32(&c->busy) || host_observe32(&c->pending);) {
+    return 1;
+}
+
+static int is_empty(struct ncclComm *c) {
+    /* A job and an item leave first and say that they are done last. */
+    return !host_observe32(&c->queued) && !host_observe32(&c->pending) && !host_observe32(&c->busy);
+}
+
+int host_comm_drain(struct ncclComm *c, enum host_stop why, uint64_t ns) {
+    for (uint64_t until = host_now() + ns; !is_empty(c);) {
         if (host_now() > until) {
             host_comm_reopen(c, why);
             return 0;
@@ -346,11 +368,15 @@ void host_comm_tell(struct ncclComm *c, ncclResult_t code, const char *text) {
 }
 
 void host_comm_break(struct ncclComm *c, ncclResult_t code, const char *text, const char *cause) {
-    if (host_peek32(&c->broken))
-        return;
-    c->broken_text = strdup(text);
-    host_publish32(&c->broken, code);
-    if (!c->map)
+    /* The lock: a call that fails its checks and a queued one that runs may both come here. */
+    host_lock();
+    int first = !host_peek32(&c->broken);
+    if (first) {
+        c->broken_text = strdup(text);
+        host_publish32(&c->broken, code);
+    }
+    host_unlock();
+    if (!first || !c->map)
         return;
     struct host_seat *seat = host_seat(c->map, c->rank);
     seat->code = code;

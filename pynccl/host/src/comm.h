@@ -19,7 +19,11 @@ enum host_stop { HOST_STOP_NOT, HOST_STOP_ABORT, HOST_STOP_REVOKE, HOST_STOP_SHR
 
 enum { HOST_FEW_SPINS = 8, HOST_MANY_SPINS = 256 };
 
+/* Beside the thread in `busy`: it is a queued call that is inside. */
+#define HOST_BUSY_QUEUE UINT32_C(0x80000000)
+
 struct host_work;
+struct host_item;
 
 /* What a rank remembers of a peer it exchanges messages with. */
 struct host_peer {
@@ -55,17 +59,20 @@ struct ncclComm {
     int nonblocking; /* its calls run in the background */
     int spins, most_spins; /* polls before the processor is given up: now, and at most */
     size_t one_shot;  /* largest reduction that goes through slots */
-    uint64_t timeout; /* ns */
+    host_u64 timeout; /* ns */
     struct host_map *map;
     int marker; /* descriptor that says "this id is used", on the rank that served; else -1 */
 
-    uint64_t seq;   /* collectives begun */
+    host_u64 seq;   /* collectives begun; written by the thread that is inside */
     uint64_t councils; /* the same after a revocation */
     uint64_t chunk; /* chunks begun */
     int slot_ready, stage_ready; /* pages of my slots and stage exist */
     struct host_peer *peers;     /* nranks of them */
     struct host_work *last_collective; /* of the group being run */
     const void *group;                 /* the group that entered, while it runs */
+
+    host_u32 queued; /* items on streams (queue.c) that concern it and are not done; under the lock of queues */
+    struct host_item *last_item; /* the newest of them; under the same lock */
 
     host_u32 suspended;
     size_t suspended_bytes; /* what it held when it was suspended */
@@ -118,8 +125,13 @@ ncclResult_t host_comm_ensure_idle(const struct ncclComm *c);
 /* A call begins to use what the handle holds; one thread at a time. */
 ncclResult_t host_comm_enter(struct ncclComm *c, const char *what);
 void host_comm_leave(struct ncclComm *c);
-/* Wait until no call is inside; 0 if one still is after `ns`, or another thread drains it. Nobody can enter
- * until host_comm_reopen; after an abort nobody ever can. */
+/* The same for a thread of the library, which waits while another call is inside. 0: the communicator is being
+ * emptied. */
+int host_comm_enter_late(struct ncclComm *c);
+/* The communicator is wanted empty: nobody can enter until host_comm_reopen; after an abort nobody ever can. 0 if
+ * another thread wants it empty already. */
+int host_comm_stop(struct ncclComm *c, enum host_stop why);
+/* Wait until no call is inside and none is queued; 0, and it is open again, if one still is after `ns`. */
 int host_comm_drain(struct ncclComm *c, enum host_stop why, uint64_t ns);
 void host_comm_reopen(struct ncclComm *c, enum host_stop why);
 /* No operations any more. The communicator must be drained. `well`: it had not failed before. */

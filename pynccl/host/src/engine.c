@@ -62,7 +62,11 @@ uint64_t host_init_patience(void) {
     return init_timeout >= 0 ? host_timeout_ns(init_timeout) + 1 : 0;
 }
 
+host_u32 host_items;
+
 struct round {
+    struct host_limit *limit;
+    int left; /* the limit was reached */
     struct host_work **works;
     int n;
     int spins;         /* polls before giving up the processor */
@@ -191,14 +195,37 @@ static void stop(struct round *r, struct host_work *w, enum host_stop why) {
     fail(r, w, words[why]);
 }
 
+int host_interrupted(void) {
+    return (ask_hook() & PYNCCL_HOST_STOP) != 0;
+}
+
+/* Is the caller to go, and leave the works as they are? */
+static int is_over(struct round *r, uint64_t now, int flags) {
+    struct host_limit *limit = r->limit;
+    if (!limit)
+        return 0;
+    limit->interrupted |= (flags & PYNCCL_HOST_STOP) != 0;
+    r->left = limit->interrupted || now >= limit->until;
+    return r->left;
+}
+
+/* Can only the calling thread make the calls of this process? 0: no, -1: it must be found out. */
+static int only_this(const struct round *r, int flags) {
+    if (background || r->limit || host_peek32(&host_items))
+        return 0;
+    return flags & PYNCCL_HOST_ALONE ? 1 : -1;
+}
+
 /* What is looked at between sleeps. */
 static void examine(struct round *r, uint64_t now) {
     int flags = ask_hook();
+    if (is_over(r, now, flags))
+        return;
     if (flags & PYNCCL_HOST_STOP) {
         give_up_all(r, ncclSystemError, "interrupted", "was interrupted");
         return;
     }
-    struct host_watch watch = {.now = now, .alone = background ? 0 : flags & PYNCCL_HOST_ALONE ? 1 : -1};
+    struct host_watch watch = {.now = now, .alone = only_this(r, flags)};
     set_look(r, &watch);
     for (int i = 0; i < r->n; i++) {
         struct host_work *w = r->works[i];
@@ -238,14 +265,15 @@ static void wait_a_little(struct round *r) {
     }
     if (!r->bell)
         examine(r, now);
-    sleep_once(r);
+    if (!r->left)
+        sleep_once(r);
 }
 
 /* ---- works ----------------------------------------------------------------------------------------- */
 
 void host_work_set(struct host_work *w, enum host_type type, struct ncclComm *c, const struct host_call *call) {
     w->type = type;
-    w->done = w->entered = w->warned = w->tolerant = 0;
+    w->done = w->entered = w->pends = w->refused = w->warned = w->tolerant = 0;
     w->result = ncclSuccess;
     w->serial = c->serial;
     w->comm = c;
@@ -333,9 +361,13 @@ static int pass(struct round *r, int *left) {
 }
 
 ncclResult_t host_run(struct host_work **works, int n) {
-    struct round r = {.works = works, .n = n};
+    return host_run_until(works, n, NULL);
+}
+
+ncclResult_t host_run_until(struct host_work **works, int n, struct host_limit *limit) {
+    struct round r = {.works = works, .n = n, .limit = limit};
     int left = n;
-    while (left) {
+    while (left && !r.left) {
         if (pass(&r, &left)) {
             disarm(&r);
             if (r.polls && r.spins > 1)
@@ -352,6 +384,7 @@ ncclResult_t host_run(struct host_work **works, int n) {
     }
     disarm(&r);
     for (int i = 0; i < n; i++)
-        told_no_more(works[i]); /* those that failed */
+        if (works[i]->done)
+            told_no_more(works[i]); /* those that failed */
     return r.error;
 }

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "queue.h"
 #include "simulate.h"
 
 static _Thread_local struct {
@@ -86,7 +87,7 @@ static int is_self(const struct host_work *w, enum host_type type) {
 }
 
 /* The i-th message of a rank to itself goes to its i-th receive from itself. */
-static ncclResult_t pair_self(struct host_work **works, int n) {
+ncclResult_t host_works_pair(struct host_work **works, int n) {
     for (int i = 0; i < n; i++) {
         struct host_work *send = works[i], *recv = NULL;
         if (!is_self(send, HOST_WORK_SEND))
@@ -112,15 +113,69 @@ static ncclResult_t pair_self(struct host_work **works, int n) {
 
 /* ---- entering -------------------------------------------------------------------------------------- */
 
-static ncclResult_t enter(struct host_work *w) {
-    const char *what = HOST_ROWS[w->call.kind].name;
+static ncclResult_t check(const struct host_work *w, const char *what) {
     ncclResult_t code = host_comm_check(w->comm, what);
     if (!code && w->comm->serial != w->serial)
         code = host_fail(ncclInvalidArgument, "%s : the communicator was ended before ncclGroupEnd", what);
     if (!code)
         code = w->tolerant ? host_comm_ensure_alive(w->comm, what) : host_comm_ensure(w->comm, what);
-    if (!code)
-        code = host_comm_enter(w->comm, what);
+    return code;
+}
+
+static ncclResult_t enter(struct host_work *w) {
+    const char *what = HOST_ROWS[w->call.kind].name;
+    ncclResult_t code = check(w, what);
+    return code ? code : host_comm_enter(w->comm, what);
+}
+
+ncclResult_t host_works_check(struct host_work **works, int n) {
+    ncclResult_t code = ncclSuccess;
+    for (int i = 0; i < n && !code; i++)
+        if (works[i]->type != HOST_WORK_INIT)
+            code = check(works[i], HOST_ROWS[works[i]->call.kind].name);
+    return code;
+}
+
+/* A call that was queued has its turn. */
+static ncclResult_t admit(struct host_work *w) {
+    const char *what = HOST_ROWS[w->call.kind].name;
+    if (!host_comm_enter_late(w->comm))
+        return host_fail(ncclInvalidUsage, "%s : the communicator is being aborted, revoked or shrunk", what);
+    ncclResult_t code = w->tolerant ? ncclSuccess : (ncclResult_t)host_observe32(&w->comm->broken);
+    if (code)
+        host_fail(code, "%s", w->comm->broken_text ? w->comm->broken_text : "the communicator has failed");
+    else if (!w->tolerant && host_observe32(&w->comm->revoked))
+        code = host_fail(ncclInvalidUsage, "%s: communicator was revoked", what);
+    if (code)
+        host_comm_leave(w->comm);
+    return code;
+}
+
+/* The first work of the same communicator: it enters for all of them. */
+static struct host_work *leader(struct host_work **works, const struct host_work *w) {
+    while ((*works)->comm != w->comm)
+        works++;
+    return *works;
+}
+
+ncclResult_t host_works_admit(struct host_work **works, int n) {
+    ncclResult_t code = ncclSuccess;
+    for (int i = 0; i < n; i++) {
+        struct host_work *w = works[i], *first = leader(works, w);
+        if (w->type == HOST_WORK_INIT || w->result)
+            continue;
+        if (w == first) {
+            w->result = admit(w);
+            code = w->result ? w->result : code;
+            w->entered = !w->result;
+            if (w->entered)
+                w->comm->group = works;
+        }
+        if (first->result) {
+            w->result = first->result;
+            w->done = w->refused = 1;
+        }
+    }
     return code;
 }
 
@@ -142,7 +197,8 @@ ncclResult_t host_works_enter(struct host_work **works, int n) {
 /* Once left, a communicator may be used by another thread: nothing of it is touched afterwards. */
 void host_works_leave(struct host_work **works, int n) {
     for (int i = 0; i < n; i++) {
-        struct host_work **last = works[i]->comm->group == works ? last_of(works[i]) : NULL;
+        int mine = !works[i]->refused && works[i]->comm->group == works;
+        struct host_work **last = mine ? last_of(works[i]) : NULL;
         if (last)
             *last = NULL;
     }
@@ -156,15 +212,20 @@ void host_works_leave(struct host_work **works, int n) {
 
 /* ---- running --------------------------------------------------------------------------------------- */
 
-static ncclResult_t drive(struct host_work **works, int n) {
-    ncclResult_t code = pair_self(works, n);
-    for (int i = 0; i < n && !code; i++) {
-        struct host_work **last = last_of(works[i]);
-        if (last && !works[i]->done)
+void host_works_chain(struct host_work **works, int n) {
+    for (int i = 0; i < n; i++) {
+        struct host_work **last = works[i]->done ? NULL : last_of(works[i]);
+        if (last)
             follow(works[i], last);
     }
-    if (!code)
+}
+
+static ncclResult_t drive(struct host_work **works, int n) {
+    ncclResult_t code = host_works_pair(works, n);
+    if (!code) {
+        host_works_chain(works, n);
         code = host_run(works, n);
+    }
     for (int i = 0; i < n; i++) /* messages to oneself are in no chain */
         if (works[i]->type == HOST_WORK_SELF)
             works[i]->type = HOST_WORK_SEND;
@@ -180,11 +241,22 @@ static void settle(struct host_work **works, int n, ncclResult_t code) {
         dispose(works[i], code == ncclSuccess || (!failed && works[i]->child));
 }
 
+/* What has been queued on streams before comes first. */
+static ncclResult_t flush(struct host_work **works, int n) {
+    ncclResult_t code = ncclSuccess;
+    for (int i = 0; i < n && !code; i++)
+        code = host_queue_flush(works[i]->comm, HOST_ROWS[works[i]->call.kind].name);
+    return code;
+}
+
 static ncclResult_t run(struct host_work **works, int n) {
-    ncclResult_t code = host_works_enter(works, n);
-    if (!code)
-        code = drive(works, n);
-    host_works_leave(works, n);
+    ncclResult_t code = flush(works, n);
+    if (!code) {
+        code = host_works_enter(works, n);
+        if (!code)
+            code = drive(works, n);
+        host_works_leave(works, n);
+    }
     settle(works, n, code);
     return code;
 }
@@ -222,6 +294,59 @@ void host_works_free(struct host_work **works, int n) {
     free(works);
 }
 
+static int makes_comm(const struct host_work *w) {
+    return w->type == HOST_WORK_INIT || w->type == HOST_WORK_SPLIT || w->type == HOST_WORK_SHRINK;
+}
+
+/* Those that make communicators to the front, each kind in its order. How many they are. */
+static int creations_first(struct host_work **works, int n) {
+    int real = 0;
+    for (int i = 0; i < n; i++) {
+        struct host_work *w = works[i];
+        if (!makes_comm(w))
+            continue;
+        memmove(&works[real + 1], &works[real], (size_t)(i - real) * sizeof *works);
+        works[real++] = w;
+    }
+    return real;
+}
+
+static int any_queued(struct host_work **works, int n) {
+    int any = 0;
+    for (int i = 0; i < n; i++)
+        any |= host_is_queue(works[i]->call.stream);
+    return any;
+}
+
+static ncclResult_t run_all(struct host_work **works, int n, int nonblocking) {
+    if (nonblocking)
+        return host_job_start(works, n);
+    ncclResult_t code = run(works, n);
+    host_works_free(works, n);
+    return code;
+}
+
+/* Some of it goes to a stream. What makes communicators is done first, in this call; then the rest is queued as one. */
+static ncclResult_t queue_all(struct host_work **works, int n) {
+    int real = creations_first(works, n);
+    if (!real)
+        return host_queue_submit(works, n);
+    struct host_work **rest = malloc((size_t)(n - real) * sizeof *rest);
+    if (!rest) {
+        host_works_drop(works, n);
+        host_works_free(works, n);
+        return host_fail(ncclSystemError, "no memory for the end of a group");
+    }
+    memcpy(rest, works + real, (size_t)(n - real) * sizeof *rest);
+    ncclResult_t first = run_all(works, real, works[real - 1]->comm->nonblocking);
+    if (first != ncclSuccess && first != ncclInProgress) {
+        host_works_free(rest, n - real);
+        return first;
+    }
+    ncclResult_t code = host_queue_submit(rest, n - real);
+    return code ? code : first;
+}
+
 ncclResult_t host_group_end(void) {
     if (!group.depth)
         return host_fail(ncclInvalidUsage, "ncclGroupEnd: not in a group call.");
@@ -236,12 +361,9 @@ ncclResult_t host_group_end(void) {
     group.n = group.room = 0;
     group.error = ncclSuccess;
     group.nonblocking = 0;
-    if (!code && n && nonblocking)
-        return host_job_start(works, n);
-    if (code)
-        host_works_drop(works, n);
-    else if (n)
-        code = run(works, n);
+    if (!code && n)
+        return any_queued(works, n) ? queue_all(works, n) : run_all(works, n, nonblocking);
+    host_works_drop(works, n);
     host_works_free(works, n);
     return code;
 }
@@ -249,14 +371,7 @@ ncclResult_t host_group_end(void) {
 /* Creations and the like are done all the same: that is where NCCL stops pretending, too. The rest is only
  * priced, and dropped. */
 static ncclResult_t run_or_price(struct host_work **works, int n, ncclSimInfo_t *info) {
-    int real = 0;
-    for (int i = 0; i < n; i++) { /* those to the front, each kind in its order */
-        struct host_work *w = works[i];
-        if (w->type == HOST_WORK_COLLECTIVE || w->type == HOST_WORK_SEND || w->type == HOST_WORK_RECV)
-            continue;
-        memmove(&works[real + 1], &works[real], (size_t)(i - real) * sizeof *works);
-        works[real++] = w;
-    }
+    int real = creations_first(works, n);
     if (n > real)
         info->estimatedTime = (float)host_simulate(works + real, n - real);
     return real ? run(works, real) : ncclSuccess;
@@ -295,16 +410,23 @@ static ncclResult_t start_now(const struct host_work *w) {
     return host_fail(ncclSystemError, "no memory for a nonblocking call");
 }
 
-static int makes_comm(const struct host_work *w) {
-    return w->type == HOST_WORK_INIT || w->type == HOST_WORK_SPLIT || w->type == HOST_WORK_SHRINK;
+/* Calls queued before this one may have broken the communicator meanwhile. */
+static ncclResult_t after_queued(struct host_work *w, const char *what) {
+    ncclResult_t code = host_queue_flush(w->comm, what);
+    return code ? code : host_comm_ensure(w->comm, what);
 }
 
 static ncclResult_t run_now(struct host_work *w) {
+    const char *what = HOST_ROWS[w->call.kind].name;
+    if (host_is_queue(w->call.stream))
+        return host_queue_submit_one(w);
     if (w->comm->nonblocking)
         return start_now(w);
     if (makes_comm(w))
         return run(&w, 1);
-    ncclResult_t code = host_comm_enter(w->comm, HOST_ROWS[w->call.kind].name);
+    ncclResult_t code = host_observe32(&w->comm->queued) ? after_queued(w, what) : ncclSuccess;
+    if (!code)
+        code = host_comm_enter(w->comm, what);
     if (code)
         return code;
     code = host_run(&w, 1);

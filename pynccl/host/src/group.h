@@ -21,12 +21,21 @@ ncclResult_t host_group_submit(struct host_work *w);
 /* Give up a work that was not submitted. Returns `code`, and poisons the group with it. */
 ncclResult_t host_group_discard(struct host_work *w, ncclResult_t code);
 
-/* ---- the parts of a run, for job.c ---- */
+/* ---- the parts of a run, for job.c and queue.c ---- */
 
 /* Enter every communicator that the works use, each once. After a failure as after a success,
  * host_works_leave must follow, after which the communicators may be used by others. */
 ncclResult_t host_works_enter(struct host_work **works, int n);
+/* Could they be entered now? */
+ncclResult_t host_works_check(struct host_work **works, int n);
 void host_works_leave(struct host_work **works, int n);
+/* Enter them by a thread of the library: it waits while a call is inside. Works that cannot run any more are done,
+ * with their error; the last one is returned. */
+ncclResult_t host_works_admit(struct host_work **works, int n);
+/* The messages of a rank to itself, sends with their receives. */
+ncclResult_t host_works_pair(struct host_work **works, int n);
+/* Their order among themselves; the communicators have been entered. */
+void host_works_chain(struct host_work **works, int n);
 /* Drive them to their ends, and hand out what they made. Each communicator knows how it went. */
 void host_works_run(struct host_work **works, int n);
 /* Take back what works that did not run own; free the works themselves. */

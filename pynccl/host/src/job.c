@@ -21,22 +21,25 @@
 #include <stdlib.h>
 
 #include "group.h"
+#include "queue.h"
 
 struct job {
     struct host_work **works;
     int n;
+    int late; /* it enters the communicators itself, when what is queued before is done */
 };
 
-/* Each communicator once, through the work that entered it: the moment it is let go it may be in another job. */
+/* Each communicator once, through the work that made it pending: the moment it is let go it may be in another
+ * job. */
 static void set_pending(struct job *j, uint32_t value) {
     for (int i = 0; i < j->n; i++)
-        if (j->works[i]->entered)
+        if (j->works[i]->pends)
             host_publish32(&j->works[i]->comm->pending, value);
 }
 
 /* A communicator that is being created is entered here: nobody else can use it, but an abort must wait. */
-static ncclResult_t enter(struct job *j) {
-    ncclResult_t code = host_works_enter(j->works, j->n);
+static ncclResult_t enter_new(struct job *j) {
+    ncclResult_t code = ncclSuccess;
     for (int i = 0; i < j->n && !code; i++) {
         struct host_work *w = j->works[i];
         if (w->type != HOST_WORK_INIT)
@@ -47,9 +50,41 @@ static ncclResult_t enter(struct job *j) {
     return code;
 }
 
+static ncclResult_t enter(struct job *j) {
+    ncclResult_t code = host_works_enter(j->works, j->n);
+    return code ? code : enter_new(j);
+}
+
+/* Something is queued on streams, which goes first. The job waits for it, not the caller. */
+static int must_wait(const struct job *j) {
+    int waits = 0;
+    for (int i = 0; i < j->n; i++)
+        waits |= host_observe32(&j->works[i]->comm->queued) != 0;
+    return waits;
+}
+
+/* Who makes which communicator pending. */
+static void mark(struct job *j) {
+    for (int i = 0; i < j->n; i++) {
+        int k = 0;
+        while (j->works[k]->comm != j->works[i]->comm)
+            k++;
+        j->works[i]->pends = k == i;
+    }
+}
+
+static void enter_late(struct job *j) {
+    for (int i = 0; i < j->n; i++)
+        host_queue_flush(j->works[i]->comm, HOST_ROWS[j->works[i]->call.kind].name);
+    host_works_admit(j->works, j->n);
+    enter_new(j);
+}
+
 static void *job_main(void *argument) {
     struct job *j = argument;
     host_be_background();
+    if (j->late)
+        enter_late(j);
     host_works_run(j->works, j->n);
     host_works_leave(j->works, j->n);
     set_pending(j, 0);
@@ -77,11 +112,13 @@ ncclResult_t host_job_start(struct host_work **works, int n) {
         host_works_free(works, n);
         return host_fail(ncclSystemError, "no memory for a nonblocking call");
     }
-    *j = (struct job){works, n};
-    ncclResult_t code = enter(j);
+    *j = (struct job){works, n, 0};
+    j->late = must_wait(j);
+    ncclResult_t code = j->late ? host_works_check(works, n) : enter(j);
     if (!code) {
+        mark(j);
         for (int i = 0; i < n; i++)
-            if (works[i]->entered)
+            if (works[i]->pends)
                 host_comm_forget_told(works[i]->comm);
         set_pending(j, 1);
         if (start_thread(j))

@@ -308,7 +308,7 @@ static ncclResult_t verdict_on(struct host_work *w, const struct host_watch *wat
     if (first < 0)
         return ncclSuccess;
     uint64_t waited = watch->now - w->since;
-    if (waited > (w->patience ? w->patience : w->comm->timeout))
+    if (waited > (w->patience ? w->patience : host_peek(&w->comm->timeout)))
         return too_late(w, waited, cause);
     if (waited > WARN_NS && !w->warned && !w->init)
         warn(w);

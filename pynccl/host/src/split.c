@@ -104,7 +104,7 @@ int host_split_server(const struct host_work *w) {
 
 static enum host_step begin_child(struct host_work *w, int nranks, int rank, const uint8_t id[HOST_ID]) {
     struct ncclComm *parent = w->comm;
-    uint64_t patience = w->patience ? w->patience : parent->timeout;
+    uint64_t patience = w->patience ? w->patience : host_peek(&parent->timeout);
     /* Who watches the parent (liveness.c) is to be first: it names ranks as the caller knows them. */
     uint64_t grace = w->call.kind == HOST_GROW ? 0 : GRACE_NS;
     w->child = host_comm_new();
@@ -115,7 +115,7 @@ static enum host_step begin_child(struct host_work *w, int nranks, int rank, con
         return HOST_FAILED;
     }
     w->child->device = parent->device;
-    w->child->timeout = parent->timeout;
+    host_publish(&w->child->timeout, host_peek(&parent->timeout));
     w->child->nonblocking = w->child_nonblocking;
     return HOST_MOVED;
 }

@@ -27,6 +27,11 @@ static inline uint64_t host_observe(host_u64 *word) {
     return atomic_load_explicit(word, memory_order_acquire);
 }
 
+/* A word that this thread alone writes, or of which nothing but its value is wanted. */
+static inline uint64_t host_peek(host_u64 *word) {
+    return atomic_load_explicit(word, memory_order_relaxed);
+}
+
 /* The same for 32-bit words (rank states, doorbells). */
 static inline void host_publish32(host_u32 *word, uint32_t value) {
     atomic_store_explicit(word, value, memory_order_release);

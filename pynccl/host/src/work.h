@@ -54,6 +54,8 @@ struct host_work {
     enum host_type type;
     int done;
     int entered; /* this work entered its communicator, for its whole group */
+    int pends;   /* it made it pending */
+    int refused; /* its turn came when it could not run any more: nothing of its communicator may be touched */
     int warned;
     int tolerant; /* goes on although ranks of comm, or this one, have failed or revoked it */
     ncclResult_t result;
@@ -130,6 +132,21 @@ int host_init_tell(struct host_init *init, ncclResult_t code, const char *text);
 /* Drive n works to their ends. The first failure's code, whose text is the thread's last; every work has
  * its own result. Failed communicators are broken. The communicators must have been entered. */
 ncclResult_t host_run(struct host_work **works, int n);
+
+/* The same, but when the time is over or the hook says stop, the works stay as they are, and any thread can go
+ * on with them: done or not is what each of them says. */
+struct host_limit {
+    uint64_t until; /* host_now */
+    int interrupted;
+};
+ncclResult_t host_run_until(struct host_work **works, int n, struct host_limit *limit);
+
+/* Does the hook want the calling thread to stop what it waits for? */
+int host_interrupted(void);
+
+/* How many items wait or run on the streams of this process: calls that will be made without any thread of the
+ * program's. */
+extern host_u32 host_items;
 
 /* The calling thread is one of the library's: signals and hooks are not its business. */
 void host_be_background(void);
