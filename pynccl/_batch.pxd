@@ -58,6 +58,8 @@ cdef class Batch:
     cdef int settle(self) except -1
     cdef int run(self) except -1
     cdef int launch(self) except -1
+    cdef object held(self)
+    cdef int finish(self) except -1
     cdef void occupy(self, int by) noexcept
     cdef int report(self, ncclResult_t result, Py_ssize_t failed) except -1
 

@@ -15,12 +15,16 @@ from libc.string cimport strlen
 from pynccl._buffer cimport BufferView, release, same_type
 from pynccl._call cimport AT_ROOT, Call, Kind, Place, element, fit, look
 from pynccl._cliques cimport find
+from pynccl._keep cimport Keep, lend, take_back
 from pynccl._nccl cimport (
     CommBase,
     Library,
     Step,
+    drain,
     failure,
+    holding,
     interrupted,
+    is_queue,
     ncclInProgress,
     ncclInvalidUsage,
     ncclResult_t,
@@ -104,7 +108,7 @@ cdef class Batch:
         entry.names.x = name_of(x_title, index, entry.x)
         entry.names.out = name_of(out_title, index, entry.out)
         self.count += 1
-        if self.group is not None:
+        if self.group is not None or self.host:
             self.arrays.append((x, out))
         look(&self.steps[self.count - 1].call, entry.views, kind, at, x, out, root, None, &entry.names)
         return entry
@@ -297,20 +301,42 @@ cdef class Batch:
         cdef Py_ssize_t failed = -1
         cdef Py_ssize_t i
         cdef CommBase comm
+        cdef bint queued = False
         for i in range(self.n):
             comm = (<CommBase>self.comms[i])
             comm.ready(self.verb)
-        if not self.host:
-            for i in range(self.count):
-                if self.steps[i].call.n_after:
-                    order_call(&self.steps[i].call)
+        for i in range(self.count):
+            if self.steps[i].call.n_after:
+                order_call(self.library.api, &self.steps[i].call)
+            queued = queued or is_queue(self.library.api, &self.steps[i].call)
+        if queued:
+            lend(<Keep>self.library.api.pyncclHostKeep, self.held())
         self.began = True
         self.occupy(1)
         with nogil:
             result = run_steps(self.library.api, self.steps, self.count, &failed)
         self.occupy(-1)
+        if queued:
+            take_back(<Keep>self.library.api.pyncclHostKeep)
         if result != ncclSuccess:
             self.report(result, failed)
+        return 0
+
+    cdef object held(self):
+        """What must live until the calls are done."""
+        cdef Py_ssize_t i
+        cdef list all_of_them = []
+        for i in range(self.count):
+            x, out = self.arrays[i]
+            all_of_them.append(holding(&self.entries[i].views[0], &self.entries[i].views[1], x, out))
+        return all_of_them
+
+    cdef int finish(self) except -1:
+        """Wait for streams of the host library, where results must be complete to be given to the user."""
+        cdef Py_ssize_t i
+        for i in range(self.count):
+            if is_queue(self.library.api, &self.steps[i].call) and self.group is None:
+                drain(self.library.api, self.steps[i].call.stream, (<CommBase>self.comms[0]).patience)
         return 0
 
     cdef void occupy(self, int by) noexcept:

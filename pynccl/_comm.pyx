@@ -9,7 +9,7 @@ from libc.stdint cimport uintptr_t
 
 from pynccl._device cimport current_device, enter_device, leave_device
 from pynccl._call cimport UserOp
-from pynccl._end cimport abort_all, orphan
+from pynccl._end cimport abort_all, destroy_all, orphan
 from pynccl._family cimport Family
 from pynccl._fields cimport integer
 from pynccl._nccl cimport (
@@ -510,8 +510,11 @@ cdef class Communicator(Family):
         rank, nranks = self.at.rank, self.at.nranks
         self.leave()
         if self.at.host:
-            # Local and immediate on the host library: peers see that this rank has left.
-            end_here(self)
+            # Local on the host library: peers see that this rank has left, once what it has queued is done.
+            if self.state == PENDING:
+                self.api.ncclCommAbort(self.handle)
+            else:
+                destroy_all([orphan(self.library, self.handle, NULL, -1)], EXIT_SECONDS)
         else:
             # Collective on NCCL, so not from here: the exit hook aborts it.
             _orphans.append((orphan(self.library, self.handle, NULL, -1), self.born))
@@ -523,14 +526,6 @@ cdef class Communicator(Family):
             source=None,
             stacklevel=1,
         )
-
-
-cdef void end_here(Communicator comm) noexcept:
-    """End one of the host library without a word; one that is still being created can only be aborted."""
-    if comm.state == PENDING:
-        comm.api.ncclCommAbort(comm.handle)
-    else:
-        comm.api.ncclCommDestroy(comm.handle)
 
 
 # ---- the end of the process --------------------------------------------------------------------
@@ -556,13 +551,15 @@ def _at_exit():
     """End what is still open: quickly, without peers, and without touching the exit status."""
     cdef Communicator comm
     left = [one for one, born in _orphans if born == forks()]   # not the parent's, in a forked child
+    whole = []
     for comm in list(_alive):
         if not comm.is_whole():
             continue
         comm.leave()
-        if not comm.at.host:
+        if not comm.at.host or comm.state == PENDING:       # which can only be aborted
             left.append(orphan(comm.library, comm.handle, NULL, -1))
         elif not comm.busy:
-            end_here(comm)
+            whole.append(orphan(comm.library, comm.handle, NULL, -1))
         comm.state = CLOSED
+    destroy_all(whole, EXIT_SECONDS)
     abort_all(left, EXIT_SECONDS)

@@ -77,6 +77,13 @@ ENV: dict[str, Variable] = {
             "0: do not make a call's stream wait for the stream that an array names as its producer.",
         ),
         Variable(
+            "PYNCCL_HOST_DELAY",
+            None,
+            str,
+            "Milliseconds that every call on a stream of pynccl.host waits before it runs, to bring out what "
+            "relies on luck: a number, a range 0-20 to draw from, or 0-20:7 with a seed.",
+        ),
+        Variable(
             "PYNCCL_LIBCUDA",
             None,
             str,

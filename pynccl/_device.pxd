@@ -10,6 +10,7 @@ cdef int current_device() noexcept nogil
 cdef int use_device(int device) noexcept nogil
 cdef int enter_device(int device, void **saved) noexcept nogil
 cdef int leave_device(void *saved) noexcept nogil
+cdef bint follows_producers() except -1
 cdef int order_streams(uintptr_t producer, uintptr_t consumer) except -1
 cdef int sync_stream(uintptr_t stream) except -1
 cdef void *device_alloc(size_t nbytes) except NULL

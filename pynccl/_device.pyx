@@ -54,14 +54,19 @@ cdef int leave_device(void *saved) noexcept nogil:
     return cuda_device_leave(saved)
 
 
+cdef bint follows_producers() except -1:
+    """Whether calls wait for the streams that arrays name as their producers."""
+    # Asked of the C library first: hardly anyone sets it, and Python's environment is slow to ask.
+    return getenv("PYNCCL_CAI_SYNC") == NULL or _config.get("PYNCCL_CAI_SYNC")
+
+
 cdef int order_streams(uintptr_t producer, uintptr_t consumer) except -1:
     """Make the consumer's stream wait for what the producer's has been given so far."""
     if (producer or 1) == (consumer or 1):      # 0 and 1 are both the legacy default stream
         return 0
     if not cuda_ready():
         return 0
-    # Asked of the C library first: hardly anyone sets it, and Python's environment is slow to ask.
-    if getenv("PYNCCL_CAI_SYNC") != NULL and not _config.get("PYNCCL_CAI_SYNC"):
+    if not follows_producers():
         return 0
     return check(cuda_stream_wait(producer, consumer), "cuStreamWaitEvent")
 

@@ -12,4 +12,5 @@ cdef class Orphan:
 
 
 cdef Orphan orphan(Library library, ncclComm_t handle, void *token, int device)
+cdef bint destroy_all(list orphans, double seconds) except -1
 cdef bint abort_all(list orphans, double seconds) except -1

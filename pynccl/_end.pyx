@@ -120,6 +120,12 @@ cdef Orphan orphan(Library library, ncclComm_t handle, void *token, int device):
     return made
 
 
+cdef bint destroy_all(list orphans, double seconds) except -1:
+    """Destroy communicators one after the other; what is not done in so many seconds goes on without the caller."""
+    cdef ncclResult_t result = ncclSuccess
+    return run(orphans, True, seconds, False, &result) if orphans else True
+
+
 cdef bint abort_all(list orphans, double seconds) except -1:
     """Abort communicators one after the other; whether that is done in so many seconds in total."""
     cdef ncclResult_t result = ncclSuccess

@@ -16,8 +16,9 @@ cdef class Group(Recorder):
     cdef Recorder outer
     cdef bint at_end            # run when the block ends
     cdef bint built
-    cdef CommBase only          # set in a plan of one communicator and no waits, as most are
+    cdef CommBase only          # set in a plan of one communicator, no waits and no queues, as most are
     cdef bint waits             # some step waits for a producer's stream
+    cdef bint queues            # some step goes on a stream of the host library
     cdef unsigned long thread
     cdef bint entered
     cdef unsigned int born      # as a communicator's
@@ -28,6 +29,7 @@ cdef class Group(Recorder):
     cdef int append(self, Group plan) except -1
     cdef int launch(self) except -1
     cdef int launch_now(self) except -1
+    cdef int launch_steps(self) except -1
     cdef bint replay(self) except -1
     cdef int claim(self) except -1
     cdef void occupy(self, int by) noexcept

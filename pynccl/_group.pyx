@@ -11,8 +11,9 @@ from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 
-from pynccl._buffer cimport BufferView, keep
+from pynccl._buffer cimport BufferView
 from pynccl._call cimport Call
+from pynccl._keep cimport Keep, lend, take_back
 from pynccl._nccl cimport (
     GIVEN_UP,
     CommBase,
@@ -26,7 +27,9 @@ from pynccl._nccl cimport (
     dispatch,
     failure,
     forks,
+    holding,
     interrupted,
+    is_queue,
     nccl_api,
     ncclInProgress,
     ncclResult_t,
@@ -126,7 +129,8 @@ cdef class Group(Recorder):
             self.drop()
             return False
         self.built = True
-        if len(self.comms) == 1 and not self.creations and not self.waits and not self.gates:
+        if (len(self.comms) == 1 and not self.creations and not self.waits and not self.queues
+                and not self.gates):
             self.only = self.comms[0]
         if not self.at_end:
             return False
@@ -210,9 +214,8 @@ cdef class Group(Recorder):
         step.at = &comm.at
         self.count += 1
         self.waits = self.waits or call.n_after > 0
-        self.held.append((x, out, op, comm,
-                          keep(x) if views[0].owner is NULL else <object>views[0].owner,
-                          keep(out) if views[1].owner is NULL else <object>views[1].owner))
+        self.queues = self.queues or is_queue(comm.api, call)
+        self.held.append((op, comm, holding(&views[0], &views[1], x, out)))
         if comm not in self.comms:
             self.comms.append(comm)
             if comm.gate is not None and comm.gate not in self.gates:
@@ -247,6 +250,7 @@ cdef class Group(Recorder):
             self.steps[self.count + i] = plan.steps[i]
         self.count += plan.count
         self.waits = self.waits or plan.waits
+        self.queues = self.queues or plan.queues
         self.held.append(plan.held)
         self.creations.extend(plan.creations)
         for comm in plan.comms:
@@ -335,6 +339,16 @@ cdef class Group(Recorder):
         return 0
 
     cdef int launch_now(self) except -1:
+        cdef Keep keep = <Keep>self.library.api.pyncclHostKeep
+        if not self.queues:
+            return self.launch_steps()
+        lend(keep, self)            # and with it all that it holds
+        try:
+            return self.launch_steps()
+        finally:
+            take_back(keep)
+
+    cdef int launch_steps(self) except -1:
         cdef const nccl_api *api
         cdef const Step *steps = self.steps
         cdef ncclResult_t result
@@ -342,9 +356,9 @@ cdef class Group(Recorder):
         cdef Py_ssize_t failed = -1
         cdef Py_ssize_t i
         api = self.library.api
-        if self.waits and not api.is_host:
+        if self.waits:
             for i in range(count):
-                order_call(&steps[i].call)
+                order_call(api, &steps[i].call)
         if self.creations:
             result = self.create_and_run(&failed)
         else:

@@ -8,7 +8,7 @@ from libc.stdint cimport uintptr_t
 from libc.stdlib cimport getenv
 
 from pynccl._batch cimport Batch, Title, title_of
-from pynccl._buffer cimport BufferView, same_type
+from pynccl._buffer cimport BufferView, of_jax, same_type
 from pynccl._call cimport (
     ALL_GATHER,
     ALL_REDUCE,
@@ -68,7 +68,7 @@ def call(int kind, object inputs, object outputs, object op, object root, object
     cdef tuple xs = None
     cdef tuple outs = None
     cdef list made = None
-    cdef object x, out, result, source
+    cdef object x, out, result, source = None
     cdef Py_ssize_t i
     cdef const Place *at
     cdef Title *x_title = INPUTS
@@ -121,6 +121,8 @@ def call(int kind, object inputs, object outputs, object op, object root, object
         batch.as_many()
         batch.disjoint()
         batch.run()
+        if made is not None and any(of_jax(x) for x in xs) or of_jax(source):
+            batch.finish()
     # Results of libraries whose arrays never change become such arrays when they are there.
     if made is not None:
         for i in range(batch.n):

@@ -323,6 +323,11 @@ cdef extern from "_loader.h" nogil:
     const char *nccl_symbol_name(int i)
 
 
+cdef inline bint is_queue(const nccl_api *api, const Call *call) noexcept nogil:
+    """Whether the call goes on a stream of the host library: any handle but those of the default streams."""
+    return api.is_host and <size_t>call.stream > 2
+
+
 cdef class Library:
     # One loaded shared library; lives as long as the process.
     cdef const nccl_api *api
@@ -407,7 +412,10 @@ cdef ncclResult_t run_steps(const nccl_api *api, const Step *steps, Py_ssize_t c
                             Py_ssize_t *failed) noexcept nogil
 cdef bint went(ncclResult_t result) noexcept nogil
 cdef object new_result(const Spec *spec, const Place *at, object x, const char *arg)
-cdef int order_call(const Call *call) except -1
+cdef int order_call(const nccl_api *api, const Call *call) except -1
+cdef int passed(const nccl_api *api, ncclResult_t result, const char *function) except -1
+cdef object holding(const BufferView *send, const BufferView *recv, object x, object out)
+cdef int drain(const nccl_api *api, void *stream, double seconds) except -1
 cdef Exception failure(ncclResult_t result, const char *function, const nccl_api *api,
                        ncclComm_t comm, object rank)
 cdef Exception unsupported(str what, int needed, const nccl_api *api)

@@ -9,12 +9,13 @@ from cpython.exc cimport PyErr_CheckSignals, PyErr_Occurred
 from cpython.object cimport PyObject
 from libc.string cimport memset
 
-from pynccl._buffer cimport ORDER_F, Ask, Buffer, BufferView, of_jax, order_streams, release, view
-from pynccl._device cimport sync_stream
+from pynccl._buffer cimport ORDER_F, Ask, Buffer, BufferView, keep, of_jax, order_streams, release, view
+from pynccl._device cimport follows_producers, sync_stream
 from pynccl._call cimport (
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, GATHER, RECV, RECV_FROM, REDUCE, REDUCE_SCATTER, SCATTER, SEND,
     SEND_TO, Call, Kind, Place, Spec, bind, put_setting, separate, spec_of, stream_handle, wants,
 )
+from pynccl._keep cimport Keep, drop_returned, lend, take_back
 
 import os
 import threading
@@ -28,47 +29,7 @@ from pynccl.errors import (
 )
 
 
-cdef extern from *:
-    """
-    #include <pthread.h>
-
-    /* The open group of this thread; it holds a reference to itself while it is open. */
-    static _Thread_local PyObject *pynccl_recorder;
-    static int pynccl_recording; /* threads that have one; with none, nobody need look it up */
-    static PyObject *pynccl_open(void) { return pynccl_recording ? pynccl_recorder : NULL; }
-
-    /* How often this process or an ancestor has forked: no communicator or open group survives that. */
-    static unsigned int pynccl_forks;
-    static void pynccl_after_fork(void) { pynccl_forks++; pynccl_recorder = NULL; pynccl_recording = 0; }
-    static int pynccl_watch_forks(void) {
-        return pthread_atfork(NULL, NULL, pynccl_after_fork);
-    }
-
-    /* Whether the calling thread is the only one that runs Python.  Libraries have worker threads
-       of their own, so that the number of the process's threads says nothing. */
-    static int pynccl_alone(void) {
-        int threads = 0;
-        PyInterpreterState *interpreter = PyInterpreterState_Head();
-        for (; interpreter; interpreter = PyInterpreterState_Next(interpreter)) {
-            PyThreadState *thread = PyInterpreterState_ThreadHead(interpreter);
-            for (; thread; thread = PyThreadState_Next(thread)) threads++;
-        }
-        return threads == 1;
-    }
-
-    /* Asked by a host-library call every few ms while it sleeps.  The exception that a signal
-       handler raises stays in the thread's state, where the returning call finds it. */
-    static int pynccl_interrupt_hook(void) {
-        PyGILState_STATE state;
-        int answer;
-        if (!Py_IsInitialized()) return 0;
-        state = PyGILState_Ensure();
-        answer = PyErr_CheckSignals() != 0 ? PYNCCL_HOST_STOP : 0;
-        if (pynccl_alone()) answer |= PYNCCL_HOST_ALONE;
-        PyGILState_Release(state);
-        return answer;
-    }
-    """
+cdef extern from "_threads.h":
     PyObject *pynccl_recorder
     int pynccl_recording
     PyObject *pynccl_open() noexcept
@@ -120,11 +81,8 @@ cdef class Library:
     @property
     def missing(self):
         cdef int i
-        return [
-            (nccl_symbol_name(i).decode(), nccl_symbol_version(nccl_symbol_name(i)))
-            for i in range(nccl_symbol_count())
-            if not nccl_api_has(self.api, nccl_symbol_name(i))
-        ]
+        names = [nccl_symbol_name(i) for i in range(nccl_symbol_count())]
+        return [(n.decode(), nccl_symbol_version(n)) for n in names if not nccl_api_has(self.api, n)]
 
     cdef int needs(self, const char *function) except -1:
         """Raise if the library lacks a function, where finding out by the call would be too late."""
@@ -232,6 +190,14 @@ cdef int interrupted() except -1:
     if PyErr_Occurred() is not NULL:
         return -1
     return PyErr_CheckSignals()
+
+
+cdef int passed(const nccl_api *api, ncclResult_t result, const char *function) except -1:
+    """Raise what a function that belongs to no communicator has reported."""
+    if result != ncclSuccess:
+        interrupted()
+        raise failure(result, function, api, NULL, None)
+    return 0
 
 
 # ---- the recorder of an open group ---------------------------------------------------------------
@@ -372,12 +338,36 @@ cdef object new_result(const Spec *spec, const Place *at, object x, const char *
                          pynccl_open() is not NULL)
 
 
-cdef int order_call(const Call *call) except -1:
+cdef int order_call(const nccl_api *api, const Call *call) except -1:
     """Let the call's stream wait for what the arrays' producers have queued by now."""
+    cdef ncclResult_t result
     cdef int i
     for i in range(call.n_after):
-        order_streams(call.after[i], <uintptr_t>call.stream)
+        if not api.is_host:
+            order_streams(call.after[i], <uintptr_t>call.stream)
+        elif follows_producers():
+            with nogil:
+                result = api.pyncclHostStreamWaitStream(
+                    <cudaStream_t>call.stream, <cudaStream_t>call.after[i])
+            passed(api, result, b"pyncclHostStreamWaitStream")
     return 0
+
+
+# ---- streams of the host library -----------------------------------------------------------------
+
+cdef object holding(const BufferView *send, const BufferView *recv, object x, object out):
+    """What must live for as long as the memory that was read of `x` and `out` is in use."""
+    return (x, out, keep(x) if send.owner is NULL else <object>send.owner,
+            keep(out) if recv.owner is NULL else <object>recv.owner)
+
+
+cdef int drain(const nccl_api *api, void *stream, double seconds) except -1:
+    """Wait until a stream of the host library is empty."""
+    cdef ncclResult_t result
+    with nogil:
+        result = api.pyncclHostStreamSynchronize(<cudaStream_t>stream, seconds)
+    drop_returned()
+    return passed(api, result, b"pyncclHostStreamSynchronize")
 
 
 # ---- communicators: the way of a call ------------------------------------------------------------
@@ -404,10 +394,8 @@ cdef class CommBase:
                 f"exist in the child; create one in the child, or start it with 'spawn'"
             )
         if self.state == CREATING:
-            raise ValueError(
-                f"{name}: this communicator is being created in a group that has not ended; "
-                f"use it after the group's with-block"
-            )
+            raise ValueError(f"{name}: this communicator is being created in a group that has not ended; "
+                             f"use it after the group's with-block")
         if self.state == PENDING:
             raise InProgressError(
                 <int>ncclInProgress, name, self.at.rank,
@@ -415,9 +403,7 @@ cdef class CommBase:
         if self.state == OPEN:
             raise InvalidUsageError(
                 <int>ncclInvalidUsage, name, self.at.rank,
-                "another thread is inside a call on this communicator; a communicator serves one "
-                "thread at a time",
-            )
+                "another thread is inside a call on this communicator; a communicator serves one thread at a time")
         what = {UNBORN: "was never created", FINALIZED: "was finalized", CLOSED: "is closed", ABORTED: "was aborted"}
         raise CommunicatorClosedError(f"{name}: this communicator {what[self.state]}")
 
@@ -442,11 +428,20 @@ cdef class CommBase:
             if pynccl_open() is not NULL:
                 (<Recorder>pynccl_recorder).record(self, &call, views, x, out, op)
                 return out if call.receives else None
-            self.issue(&call)
+            if is_queue(self.api, &call):
+                lend(<Keep>self.api.pyncclHostKeep, holding(&views[0], &views[1], x, out))
+                try:
+                    self.issue(&call)
+                finally:
+                    take_back(<Keep>self.api.pyncclHostKeep)
+            else:
+                self.issue(&call)
         finally:
             release(&views[0])
             release(&views[1])
         if made and type(x) is not type(out):
+            if is_queue(self.api, &call):
+                drain(self.api, call.stream, self.patience)     # what never changes must be complete
             out = _alloc.finished(x, out)
         return out if call.receives else None
 
@@ -454,8 +449,8 @@ cdef class CommBase:
         """Make one checked call."""
         cdef ncclResult_t result
         self.ready(call.spec.verb)      # code that ran while the arrays were read may have closed it
-        if call.n_after and not self.at.host:
-            order_call(call)
+        if call.n_after:
+            order_call(self.api, call)
         self.busy += 1
         with nogil:
             result = dispatch(self.api, self.handle, &self.at, call)
@@ -471,19 +466,18 @@ cdef class CommBase:
         cdef Step[2] steps
         cdef ncclResult_t result
         cdef Py_ssize_t failed = -1
-        cdef bint made = out is None
+        cdef const char *function = b"ncclGroupEnd"
+        cdef bint made = out is None, queued = False
         cdef int i
         self.ready(b"send_recv")
         if made:
             out = self.output(SEND_TO, x, dest)
             if dtype is None and type(x) is Buffer:
                 dtype = (<Buffer>x).said
-        for i in range(4):
-            views[i].owner = NULL
+        memset(views, 0, sizeof(views))
         try:
             bind(&steps[0].call, &views[0], SEND_TO, &self.at, x, None, None, dest, stream, dtype)
-            bind(&steps[1].call, &views[2], RECV_FROM, &self.at, None, out, None, source, stream,
-                 dtype)
+            bind(&steps[1].call, &views[2], RECV_FROM, &self.at, None, out, None, source, stream, dtype)
             separate(b"send_recv", &views[0], &views[3])
             if pynccl_open() is not NULL:
                 (<Recorder>pynccl_recorder).record(self, &steps[0].call, &views[0], x, None, None)
@@ -492,21 +486,27 @@ cdef class CommBase:
             for i in range(2):
                 steps[i].comm = &self.handle
                 steps[i].at = &self.at
-                if steps[i].call.n_after and not self.at.host:
-                    order_call(&steps[i].call)
+                if steps[i].call.n_after:
+                    order_call(self.api, &steps[i].call)
             self.ready(b"send_recv")
+            queued = is_queue(self.api, &steps[0].call) or is_queue(self.api, &steps[1].call)
+            if queued:
+                lend(<Keep>self.api.pyncclHostKeep, holding(&views[0], &views[3], x, out))
             self.busy += 1
             with nogil:
                 result = run_steps(self.api, steps, 2, &failed)
             self.busy -= 1
+            if queued:
+                take_back(<Keep>self.api.pyncclHostKeep)
+            if failed >= 0:
+                function = steps[failed].call.spec.function
             if result != ncclSuccess:
-                if failed < 0:
-                    self.settle(result, b"ncclGroupEnd")
-                else:
-                    self.settle(result, steps[failed].call.spec.function)
+                self.settle(result, function)
         finally:
             for i in range(4):
                 release(&views[i])
+        if made and queued and type(x) is not type(out):
+            drain(self.api, steps[1].call.stream, self.patience)
         return _alloc.finished(x, out) if made else out
 
     cdef int meet(self, object stream) except -1:
@@ -535,6 +535,8 @@ cdef class CommBase:
         self.issue(&call)
         if not self.at.host:
             sync_stream(<uintptr_t>call.stream)
+        if is_queue(self.api, &call):
+            drain(self.api, call.stream, self.patience)
         return 0
 
     cdef object output(self, Kind kind, object x, object root):
@@ -548,11 +550,8 @@ cdef class CommBase:
             return None
         if not send and kind != BROADCAST:
             raise ValueError(
-                f"{spec.verb.decode()}: out is needed on rank {self.at.rank}: "
-                f"only the root knows what it sends"
-                if kind == SCATTER else
-                f"{spec.verb.decode()}: out is needed, it receives the data"
-            )
+                f"{spec.verb.decode()}: out is needed on rank {self.at.rank}: only the root knows what it sends"
+                if kind == SCATTER else f"{spec.verb.decode()}: out is needed, it receives the data")
         return new_result(spec, &self.at, x, b"x")
 
     cdef int settle(self, ncclResult_t result, const char *function) except -1:

@@ -1,11 +1,13 @@
 """The host library: NCCL's ABI over host memory, on one machine.
 
-Communicators reach it by ``library="host"``; this module is for those who need the file itself.
+Communicators reach it by ``library="host"``; this module has what CUDA has beside NCCL, streams and events, and the
+place of the file itself.
 """
 
 from .._config import host_library
+from .._queue import Event, Stream
 
-__all__ = ["path"]
+__all__ = ["Event", "Stream", "path"]
 
 
 def path() -> str:

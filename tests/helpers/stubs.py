@@ -246,7 +246,7 @@ def _calls(symbols: list[abi.Symbol], source: str) -> str:
     """Write the functions of the NCCL stub."""
     effects = set(re.findall(r"(?:EFFECT|QUERY)\((nccl\w+),", source))
     effects |= {f"ncclParamGet{suffix}" for suffix in re.findall(r"PARAM\((\w+),", source)}
-    answers = set(re.findall(r"\b(?:text|number)_\w+(?=\()", source))
+    answers = set(re.findall(r"\b(?:text|number|owner)_\w+(?=\()", source))
     return "\n".join(_function(symbol, effects, answers) for symbol in symbols)
 
 
@@ -260,7 +260,7 @@ def _function(symbol: abi.Symbol, effects: set[str], answers: set[str]) -> str:
         lines += [f"return ordered != ncclSuccess ? ordered : {effect};"]
     else:
         lines += ["commit(call);"]
-        for kind in ("text", "number"):
+        for kind in ("text", "number", "owner"):
             if f"{kind}_{symbol.name}" in answers:
                 lines += [f"return {kind}_{symbol.name}({names});"]
     body = "\n".join(f"    {line}" for line in lines)

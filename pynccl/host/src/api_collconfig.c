@@ -2,7 +2,8 @@
  *
  * The configuration is checked before anything else, in NCCL's order and words, and an error of it does not
  * poison an open group. Beyond the checks it has no effect: CTAs, algorithms and profiler tags say how a GPU
- * is to do it. An event is refused, since the host library has none that could be recorded. No state.
+ * is to do it. A launch completion event is one of the host library's: it is recorded behind what is queued on
+ * the stream so far, so that it is done when nothing but its peers keeps the call from running. No state.
  */
 #include <string.h>
 
@@ -30,19 +31,22 @@ static ncclResult_t check(const ncclCollConfig_t *from) {
     return ncclSuccess;
 }
 
-/* What only the host library has to say; after the communicator, of which NCCL complains first. */
-static ncclResult_t check_event(const ncclCollConfig_t *from, ncclComm_t comm) {
+/* After the communicator, of which NCCL complains first; of the stream the call itself will. */
+static ncclResult_t record(const ncclCollConfig_t *from, ncclComm_t comm, cudaStream_t stream) {
     const size_t end = offsetof(ncclCollConfig_t, launchCompletionEvent) + sizeof from->launchCompletionEvent;
     if (!from || !comm || from->size < end || !from->launchCompletionEvent)
         return ncclSuccess;
-    return host_group_poison(host_fail(ncclInvalidArgument, "config->launchCompletionEvent=%p is unknown; the host "
-        "library has no events", (void *)from->launchCompletionEvent));
+    if (pyncclHostEventQuery(from->launchCompletionEvent) == ncclInvalidArgument)
+        return host_group_poison(host_fail(ncclInvalidArgument, "config->launchCompletionEvent=%p is not an event of "
+            "the host library", (void *)from->launchCompletionEvent));
+    pyncclHostEventRecord(from->launchCompletionEvent, stream);
+    return ncclSuccess;
 }
 
 #define WITH_CONFIG(call) \
     ncclResult_t code = check(config); \
     if (!code) \
-        code = check_event(config, comm); \
+        code = record(config, comm, stream); \
     return code ? code : (call)
 
 ncclResult_t pncclAllReduceConfig(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,

@@ -116,12 +116,13 @@ static ncclResult_t append(struct host_stream *s, struct host_item *item) {
     return ncclSuccess;
 }
 
-/* A default stream waits in the calling thread. Locked. */
-static ncclResult_t wait_for(struct host_stream *s, struct host_item *on) {
+/* A default stream waits in the calling thread, as long as any wait may take. Locked. */
+static ncclResult_t wait_for(struct host_stream *s, struct host_item *on, const char *what) {
     if (!on || on->done)
         return ncclSuccess;
+    uint64_t since = host_now();
     if (!s)
-        return host_item_await(on, UINT64_MAX);
+        return waited(host_item_await(on, deadline(-1)), what, since, "the other stream is not done");
     if (on->stream == s)
         return ncclSuccess;
     struct host_item *item = host_item_new(HOST_ITEM_WAIT, 1);
@@ -136,7 +137,7 @@ ncclResult_t pyncclHostStreamWaitEvent(cudaStream_t stream, cudaEvent_t event) {
     struct host_stream *s = host_stream_find((uintptr_t)stream);
     struct event *e = host_table_find(&events, (uintptr_t)event);
     int known = s || !host_is_queue((uintptr_t)stream);
-    ncclResult_t code = known && e ? wait_for(s, e->item) : ncclSuccess;
+    ncclResult_t code = known && e ? wait_for(s, e->item, what) : ncclSuccess;
     host_items_unlock();
     return !known ? unknown_stream(what, stream) : !e ? unknown_event(what, event) : code;
 }
@@ -146,7 +147,7 @@ ncclResult_t pyncclHostStreamWaitStream(cudaStream_t stream, cudaStream_t other)
     host_items_lock();
     struct host_stream *s = host_stream_find((uintptr_t)stream), *o = host_stream_find((uintptr_t)other);
     int known = s || !host_is_queue((uintptr_t)stream), other_known = o || !host_is_queue((uintptr_t)other);
-    ncclResult_t code = known && o ? wait_for(s, o->tail) : ncclSuccess;
+    ncclResult_t code = known && o ? wait_for(s, o->tail, what) : ncclSuccess;
     host_items_unlock();
     return !known ? unknown_stream(what, stream) : !other_known ? unknown_stream(what, other) : code;
 }

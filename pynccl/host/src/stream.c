@@ -48,7 +48,8 @@ void *host_table_add(struct host_table *table, size_t size) {
 void *host_table_find(const struct host_table *table, uintptr_t handle) {
     uintptr_t place = handle & ((UINT32_C(1) << PLACE_BITS) - 1);
     struct host_named *row = place < table->n ? table->rows[place] : NULL;
-    return row && row->handle == handle && row->generation == host_generation() ? row : NULL;
+    /* 0 is no handle, and what free places have. */
+    return row && handle && row->handle == handle && row->generation == host_generation() ? row : NULL;
 }
 
 void host_table_remove(struct host_table *table, struct host_named *row) {
