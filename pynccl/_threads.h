@@ -1,12 +1,12 @@
 /* What the call path keeps about threads: the open group of each, and how often the process has forked; and what
  * the host library asks while it sleeps.
  *
- * Included by _nccl.pyx alone, which so owns the state here. Everything but the hook needs the GIL.
+ * Included by _nccl.pyx alone, behind Python's own header, which so owns the state here. Everything but the hook needs
+ * the GIL.
  */
 #ifndef PYNCCL_THREADS_H
 #define PYNCCL_THREADS_H
 
-#include <Python.h>
 #include <pthread.h>
 
 #include "nccl_abi.h"

@@ -1,6 +1,5 @@
 """Streams and events of the host library: order, lifetime, waits, and that wrong code goes wrong."""
 
-import array
 import contextlib
 import gc
 import threading
@@ -137,7 +136,9 @@ def send_then_meet(comm, barrier):
         x = np.full(100_000, 7.0)
         if comm.rank == 0:
             comm.send(x, 1, stream=s)
-        barrier.wait(20)  # the host's own: rank 1 has not called yet, and rank 0 is through all the same
+        barrier.wait(
+            20
+        )  # the host's own: rank 1 has not called yet, and rank 0 is through all the same
         if comm.rank == 1:
             x[:] = 0
             comm.recv(x, 0, stream=s)
@@ -446,7 +447,9 @@ def test_threads_and_files_come_back():
 def lonely(comm):
     if comm.rank == 1:
         return None
-    with pytest.raises(pynccl.NCCLTimeoutError, match=r"timed out after 0\.\d+ s; AllReduce of rank 0 of 2"):
+    with pytest.raises(
+        pynccl.NCCLTimeoutError, match=r"timed out after 0\.\d+ s; AllReduce of rank 0 of 2"
+    ):
         stuck = Stream()
         comm.all_reduce(np.ones(3), stream=stuck)
         stuck.synchronize(timeout=0.3)
@@ -515,7 +518,9 @@ def test_what_nobody_waited_for_is_not_lost(monkeypatch):
     s.close()
     del s
     assert settles(lambda: bool(heard))
-    assert heard == [(ValueError, "Exception ignored in a function of a stream that nobody waited for")]
+    assert heard == [
+        (ValueError, "Exception ignored in a function of a stream that nobody waited for")
+    ]
 
 
 def test_a_function_cannot_wait_for_its_own_stream():
@@ -535,7 +540,14 @@ def test_a_closed_stream_says_so(one):
     s.close()
     assert s.closed
     assert repr(s) == "<pynccl.host.Stream, closed>"
-    for use in (s.synchronize, s.query, s.record, lambda: s.call(int), lambda: s.wait(0), lambda: s.handle):
+    for use in (
+        s.synchronize,
+        s.query,
+        s.record,
+        lambda: s.call(int),
+        lambda: s.wait(0),
+        lambda: s.handle,
+    ):
         with pytest.raises(ValueError, match="closed"):
             use()
     with pytest.raises(ValueError, match="closed"), s:
