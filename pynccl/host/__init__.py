@@ -1,7 +1,7 @@
 """The host library: NCCL's ABI over host memory, on one machine.
 
-Communicators reach it by ``library="host"``; this module has what a program otherwise takes from CUDA, streams
-and events, and the place of the file itself.
+Communicators reach it by ``library="host"``; this module has what a program otherwise takes from CUDA,
+streams and events, and the place of the file itself.
 """
 
 from .._config import host_library
