@@ -317,11 +317,11 @@ int main(void) {
               world_run(1, 1, WORLD_THREADS, 30, in_groups) || world_run(1, 4, WORLD_GROUPED, 30, in_groups) ||
               world_run(2, 2, WORLD_GROUPED, 30, in_groups) || world_run(2, 2, WORLD_THREADS, 30, in_groups) ||
               world_run(3, 1, WORLD_THREADS, 60, rounds) || world_run(2, 1, WORLD_THREADS, 30, nonblocking) ||
-              world_run(1, 2, WORLD_THREADS, 30, nonblocking) || world_run(3, 1, WORLD_THREADS, 30, disagree) ||
-              world_run(3, 1, WORLD_THREADS, 30, no_descriptors);
+              world_run(3, 1, WORLD_THREADS, 30, disagree) || world_run(3, 1, WORLD_THREADS, 30, no_descriptors);
     for (int i = 0; i < 25 && !bad; i++) {
         killed_after = i * 400;
         bad = run_killed();
     }
-    return bad;
+    /* Last: a job's thread may outlive it for a moment, and a process with threads should not fork. */
+    return bad || world_run(1, 2, WORLD_THREADS, 30, nonblocking);
 }
