@@ -243,8 +243,10 @@ static void no_descriptors(struct seats *s) {
     void *a;
     ncclWindow_t win;
     OK(ncclMemAlloc(&a, PAGE));
+    struct rlimit usual, few;
+    getrlimit(RLIMIT_NOFILE, &usual);
     if (s->first == 1) {
-        struct rlimit few = {(rlim_t)descriptors(), 4096};
+        few = (struct rlimit){(rlim_t)descriptors(), usual.rlim_max};
         setrlimit(RLIMIT_NOFILE, &few);
         while (dup(0) >= 0) {
         }
@@ -254,6 +256,7 @@ static void no_descriptors(struct seats *s) {
     has("rank 1");
     has("cannot listen");
     CHECK(!win && seconds_now() - begin < 2, "%p after %g s", (void *)win, seconds_now() - begin);
+    setrlimit(RLIMIT_NOFILE, &usual);
     OK(ncclMemFree(a));
 }
 

@@ -1,4 +1,7 @@
-/* The library itself: version, error texts, groups, and the extensions of the host library. No state. */
+/* The library itself: version, error texts, groups, and the extensions of the host library.
+ *
+ * Each function hands on to the file that owns what it is about. No state.
+ */
 #include "api.h"
 
 ncclResult_t pncclGetVersion(int *version) {
