@@ -21,7 +21,8 @@ HOST_SYMBOLS(HOST_DECLARE_EXTENSION)
 #define HOST_DRAIN_NS UINT64_C(5000000000)
 
 struct host_creation {
-    int device, nonblocking;
+    int device;
+    struct host_traits traits;
 };
 
 /* Was this id made by the host library? */
@@ -32,6 +33,9 @@ ncclResult_t host_api_create(const struct host_creation *how, ncclComm_t *newcom
 
 /* Index of a user's operation in c's table, or -1 if c has no such operation. */
 int host_op_index(const struct ncclComm *c, int op);
+
+/* An error in the arguments of an operation stays with a nonblocking communicator, as in NCCL. Returns it. */
+ncclResult_t host_api_stick(struct ncclComm *c, ncclResult_t code);
 
 /* 0, 1, 2, or a stream of this process. */
 ncclResult_t host_api_check_stream(const char *name, cudaStream_t stream);

@@ -94,18 +94,21 @@ static ncclResult_t check_call(struct ncclComm *c, struct host_call *call, int o
     return code ? code : host_api_check_stream(name_of(call), stream);
 }
 
+ncclResult_t host_api_stick(struct ncclComm *c, ncclResult_t code) {
+    if (code && c->nonblocking) { /* whatever it was */
+        host_comm_forget_told(c);
+        host_comm_break(c, code, host_fail_text(), host_fail_text());
+    }
+    return code;
+}
+
 static ncclResult_t check(struct ncclComm *c, struct host_call *call, int op, cudaStream_t stream) {
     ncclResult_t code = host_comm_check(c, name_of(call));
     if (!code)
         code = host_comm_ensure(c, name_of(call));
     if (code)
         return code;
-    code = check_call(c, call, op, stream);
-    if (code && c->nonblocking) { /* as in NCCL: the error stays, whatever it was */
-        host_comm_forget_told(c);
-        host_comm_break(c, code, host_fail_text(), host_fail_text());
-    }
-    return code;
+    return host_api_stick(c, check_call(c, call, op, stream));
 }
 
 static ncclResult_t check_message(struct ncclComm *c, const struct host_call *call) {

@@ -10,13 +10,17 @@
 #include "api.h"
 #include "api_config.h"
 
-/* Is the child to be nonblocking? */
-static ncclResult_t read_config(const struct ncclComm *parent, const ncclConfig_t *config, int *nonblocking) {
+/* What the child is to be. Without a config it is as its parent; NULL: it has none. */
+static ncclResult_t read_config(
+    const struct ncclComm *parent, const ncclConfig_t *config, struct host_traits *traits) {
     ncclConfig_t parsed;
     ncclResult_t code = host_config_read(config, &parsed);
-    if (!config)
+    if (!config && parent) {
         parsed.blocking = !parent->nonblocking;
-    *nonblocking = host_config_nonblocking(&parsed);
+        parsed.numRmaCtx = parent->contexts;
+        parsed.numRmaSig = parent->signals;
+    }
+    *traits = host_config_traits(&parsed);
     return code;
 }
 
@@ -29,7 +33,7 @@ static ncclResult_t submit(struct host_work *w, int prepared, ncclComm_t *newcom
 }
 
 ncclResult_t pncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config) {
-    int nonblocking = 0;
+    struct host_traits traits = {0, 0, 0};
     ncclResult_t code = host_comm_check(comm, "CommSplit");
     if (!code && !newcomm)
         code = host_fail(ncclInvalidArgument, "CommSplit : newcomm argument is NULL");
@@ -37,7 +41,7 @@ ncclResult_t pncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *new
         code = host_observe32(&comm->revoked) ? host_comm_ensure_alive(comm, "CommSplit")
                                               : host_comm_ensure(comm, "CommSplit");
     if (!code)
-        code = read_config(comm, config, &nonblocking);
+        code = read_config(comm, config, &traits);
     if (newcomm)
         *newcomm = NULL;
     if (code)
@@ -45,7 +49,7 @@ ncclResult_t pncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *new
     struct host_work local, *w = host_group_work(&local);
     if (!w)
         return ncclSystemError;
-    return submit(w, host_split_set(w, comm, color, key, nonblocking), newcomm, "CommSplit");
+    return submit(w, host_split_set(w, comm, color, key, &traits), newcomm, "CommSplit");
 }
 HOST_EXPORT(ncclCommSplit);
 
@@ -104,10 +108,10 @@ static ncclResult_t check_shrink(struct ncclComm *c, int *list, int n, ncclComm_
 
 ncclResult_t pncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount, ncclComm_t *newcomm,
     ncclConfig_t *config, int shrinkFlags) {
-    int nonblocking = 0;
+    struct host_traits traits = {0, 0, 0};
     ncclResult_t code = check_shrink(comm, excludeRanksList, excludeRanksCount, newcomm, shrinkFlags);
     if (!code)
-        code = read_config(comm, config, &nonblocking);
+        code = read_config(comm, config, &traits);
     if (newcomm)
         *newcomm = NULL;
     if (code)
@@ -116,7 +120,7 @@ ncclResult_t pncclCommShrink(ncclComm_t comm, int *excludeRanksList, int exclude
     if (!w)
         return ncclSystemError;
     return submit(
-        w, host_shrink_set(w, comm, excludeRanksList, excludeRanksCount, nonblocking), newcomm, "CommShrink");
+        w, host_shrink_set(w, comm, excludeRanksList, excludeRanksCount, &traits), newcomm, "CommShrink");
 }
 HOST_EXPORT(ncclCommShrink);
 
@@ -168,12 +172,11 @@ static ncclResult_t check_grow(const struct ncclComm *c, int nranks, const ncclU
 ncclResult_t pncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId *uniqueId, int rank,
     ncclComm_t *newcomm, ncclConfig_t *config) {
     struct host_creation how = {.device = rank};
-    const struct ncclComm newcomer = {.nonblocking = 0};
     if (!newcomm)
         return host_group_poison(ncclInvalidArgument); /* NCCL says nothing either */
     ncclResult_t code = check_grow(comm, nRanks, uniqueId, rank);
     if (!code)
-        code = read_config(comm ? comm : &newcomer, config, &how.nonblocking);
+        code = read_config(comm, config, &how.traits);
     *newcomm = NULL;
     if (code)
         return host_group_poison(code);
@@ -183,6 +186,6 @@ ncclResult_t pncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId *uniq
     if (!w)
         return ncclSystemError;
     const uint8_t *id = uniqueId ? (const uint8_t *)uniqueId->internal : NULL;
-    return submit(w, host_grow_set(w, comm, nRanks, id, how.nonblocking), newcomm, "CommGrow");
+    return submit(w, host_grow_set(w, comm, nRanks, id, &how.traits), newcomm, "CommGrow");
 }
 HOST_EXPORT(ncclCommGrow);

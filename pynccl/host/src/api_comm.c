@@ -51,7 +51,7 @@ static ncclResult_t check_ids(int n, const ncclUniqueId *ids) {
 }
 
 static ncclResult_t check_creation(ncclComm_t *newcomm, int nranks, int rank, int nids, const ncclUniqueId *ids,
-    ncclConfig_t *config, int *nonblocking) {
+    ncclConfig_t *config, struct host_traits *traits) {
     ncclConfig_t parsed;
     if (nids <= 0 || nids > nranks)
         return host_fail(ncclInvalidArgument, "improper usage of ncclCommInitRank: nId = %d, nranks=%d", nids,
@@ -66,7 +66,7 @@ static ncclResult_t check_creation(ncclComm_t *newcomm, int nranks, int rank, in
     if (nranks > HOST_MAX_RANKS)
         return host_fail(ncclInvalidArgument, "CommInitRank : %d ranks; the host library serves at most %d",
             nranks, HOST_MAX_RANKS);
-    *nonblocking = host_config_nonblocking(&parsed);
+    *traits = host_config_traits(&parsed);
     return check_ids(nids, ids);
 }
 
@@ -88,7 +88,7 @@ ncclResult_t host_api_create(const struct host_creation *how, ncclComm_t *newcom
     }
     host_publish(&c->timeout, host_timeout_ns(-1));
     c->device = how->device;
-    c->nonblocking = how->nonblocking;
+    host_comm_set_traits(c, &how->traits);
     host_work_set(w, HOST_WORK_INIT, c, &(struct host_call){0});
     w->newcomm = newcomm;
     w->init = init;
@@ -99,7 +99,7 @@ ncclResult_t host_api_create(const struct host_creation *how, ncclComm_t *newcom
 ncclResult_t pncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId,
     ncclUniqueId *commIds, ncclConfig_t *config) {
     struct host_creation how = {.device = myrank};
-    ncclResult_t code = check_creation(newcomm, nranks, myrank, nId, commIds, config, &how.nonblocking);
+    ncclResult_t code = check_creation(newcomm, nranks, myrank, nId, commIds, config, &how.traits);
     if (!code)
         return host_api_create(&how, newcomm, nranks, myrank, nId, commIds);
     if (newcomm)
@@ -145,7 +145,7 @@ ncclResult_t pncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist) {
     host_group_start();
     for (int r = 0; r < ndev; r++) {
         struct host_creation how = {.device = devlist ? devlist[r] : r};
-        code = check_creation(&comm[r], ndev, r, 1, &id, NULL, &how.nonblocking);
+        code = check_creation(&comm[r], ndev, r, 1, &id, NULL, &how.traits);
         if (code)
             host_group_poison(code);
         else

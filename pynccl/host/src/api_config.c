@@ -91,9 +91,19 @@ ncclResult_t host_config_read(const ncclConfig_t *from, ncclConfig_t *out) {
     return check_values(out);
 }
 
-int host_config_nonblocking(const ncclConfig_t *parsed) {
+static int is_nonblocking(const ncclConfig_t *parsed) {
     const char *text = getenv("NCCL_COMM_BLOCKING");
     if (text && (!strcmp(text, "0") || !strcmp(text, "1")))
         return *text == '0';
     return parsed->blocking == 0;
+}
+
+/* One where nothing is said, and no more than there is room for: beyond, a call is refused. */
+static int bounded(int value, int most) {
+    return value == NCCL_CONFIG_UNDEF_INT ? 1 : value < most ? value : most;
+}
+
+struct host_traits host_config_traits(const ncclConfig_t *parsed) {
+    return (struct host_traits){is_nonblocking(parsed), bounded(parsed->numRmaCtx, HOST_CONTEXTS),
+        bounded(parsed->numRmaSig, HOST_SIGNALS)};
 }

@@ -1,12 +1,7 @@
-/* The library itself: version, error texts, groups, memory, and the extensions of the host library.
+/* The library itself: version, error texts, groups, and the extensions of the host library.
  *
- * State: the list of ncclMemAlloc's blocks, guarded by `lock`, so that ncclMemFree knows their sizes and
- * refuses what is not one of them.
+ * Each function hands on to the file that owns what it is about. No state.
  */
-#include <pthread.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-
 #include "api.h"
 
 ncclResult_t pncclGetVersion(int *version) {
@@ -66,56 +61,6 @@ ncclResult_t pncclGroupSimulateEnd(ncclSimInfo_t *simInfo) {
     return host_group_simulate(simInfo);
 }
 HOST_EXPORT(ncclGroupSimulateEnd);
-
-/* ---- memory ---------------------------------------------------------------------------------------- */
-
-struct block {
-    struct block *next;
-    void *at;
-    size_t size;
-};
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct block *blocks;
-
-ncclResult_t pncclMemAlloc(void **ptr, size_t size) {
-    if (!ptr || !size) /* what CUDA's allocator would say */
-        return host_fail(ncclUnhandledCudaError, "ncclMemAlloc : %s", ptr ? "size is 0" : "ptr is NULL");
-    struct block *b = malloc(sizeof *b);
-    void *at = b && size <= SIZE_MAX / 2
-                   ? mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-                   : MAP_FAILED;
-    if (at == MAP_FAILED) {
-        free(b);
-        return host_fail(ncclUnhandledCudaError, "ncclMemAlloc : no memory for %zu bytes", size);
-    }
-    *b = (struct block){NULL, at, size};
-    pthread_mutex_lock(&lock);
-    b->next = blocks;
-    blocks = b;
-    pthread_mutex_unlock(&lock);
-    *ptr = at;
-    return ncclSuccess;
-}
-HOST_EXPORT(ncclMemAlloc);
-
-ncclResult_t pncclMemFree(void *ptr) {
-    if (!ptr)
-        return ncclSuccess;
-    pthread_mutex_lock(&lock);
-    struct block **p = &blocks, *b;
-    while (*p && (*p)->at != ptr)
-        p = &(*p)->next;
-    if ((b = *p) != NULL)
-        *p = b->next;
-    pthread_mutex_unlock(&lock);
-    if (!b)
-        return host_fail(ncclUnhandledCudaError, "ncclMemFree : %p is not from ncclMemAlloc", ptr);
-    munmap(b->at, b->size);
-    free(b);
-    return ncclSuccess;
-}
-HOST_EXPORT(ncclMemFree);
 
 /* ---- extensions ------------------------------------------------------------------------------------ */
 

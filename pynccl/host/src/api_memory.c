@@ -1,4 +1,4 @@
-/* What a communicator holds in memory: the exported functions.
+/* Memory, and what a communicator holds of it: the exported functions. Windows are api_window.c's.
  *
  * Registration: all memory of a host can be sent from as it is, and NCCL says of host memory that there is
  * nothing to register: success, and no handle.
@@ -11,9 +11,20 @@
 #include <sys/mman.h>
 
 #include "api.h"
+#include "memory.h"
 
 /* Longer than any release takes; who meets a process that died in the middle of one goes on. */
 #define RELEASE_NS UINT64_C(2000000000)
+
+ncclResult_t pncclMemAlloc(void **ptr, size_t size) {
+    return host_memory_alloc(ptr, size);
+}
+HOST_EXPORT(ncclMemAlloc);
+
+ncclResult_t pncclMemFree(void *ptr) {
+    return host_memory_free(ptr);
+}
+HOST_EXPORT(ncclMemFree);
 
 /* ---- registration ---------------------------------------------------------------------------------- */
 
@@ -59,7 +70,7 @@ static void release_if_last(const struct host_map *map) {
     if (!all_rest(map) || !host_claim32(&header->releasing, 0, 1))
         return;
     if (all_rest(map)) /* nobody has resumed in between, and whoever does so now waits */
-        madvise(map->base + map->at.slot, map->at.bytes - map->at.slot, MADV_REMOVE);
+        madvise(map->base + map->at.slot, map->at.signal - map->at.slot, MADV_REMOVE);
     host_publish32(&header->releasing, 0);
 }
 

@@ -24,6 +24,10 @@ const struct host_row HOST_ROWS[HOST_KINDS] = {
     [HOST_GROW] =           {"CommGrow",      0, 0, 0, 0, 0, 1},
     [HOST_SEND] =           {"Send",          0, 0, 0, 0, 0, 0},
     [HOST_RECV] =           {"Recv",          0, 0, 0, 0, 0, 0},
+    [HOST_WINDOW] =         {"CommWindowRegister", 0, 0, 0, 0, 0, 1},
+    [HOST_PUT_SIGNAL] =     {"PutSignal",     0, 0, 0, 0, 0, 0},
+    [HOST_SIGNAL] =         {"Signal",        0, 0, 0, 0, 0, 0},
+    [HOST_WAIT_SIGNAL] =    {"WaitSignal",    0, 0, 0, 0, 0, 0},
 };
 
 #define DTYPE_NAME(name, code, bytes, python) [code] = python,
@@ -61,7 +65,7 @@ int host_print_kind(uint64_t print) {
 void host_print_text(struct host_text *t, uint64_t print) {
     int kind = host_print_kind(print);
     const struct host_row *row = kind < HOST_KINDS ? &HOST_ROWS[kind] : NULL;
-    if (!row || kind == HOST_SPLIT || kind == HOST_GROW) {
+    if (!row || kind == HOST_SPLIT || kind == HOST_GROW || kind == HOST_WINDOW) {
         host_text_add(t, "%s()", row ? row->name : "unknown");
         return;
     }

@@ -17,6 +17,10 @@ enum host_kind {
     HOST_GROW,  /* the same for a growth */
     HOST_SEND,
     HOST_RECV,
+    HOST_WINDOW, /* gathers what each rank has to offer */
+    HOST_PUT_SIGNAL,
+    HOST_SIGNAL,
+    HOST_WAIT_SIGNAL,
     HOST_KINDS,
 };
 

@@ -14,6 +14,8 @@
  */
 #include "comm.h"
 
+#include "window.h"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,6 +100,16 @@ struct ncclComm *host_comm_new(void) {
     return c;
 }
 
+struct host_traits host_comm_traits(const struct ncclComm *c) {
+    return (struct host_traits){c->nonblocking, c->contexts, c->signals};
+}
+
+void host_comm_set_traits(struct ncclComm *c, const struct host_traits *traits) {
+    c->nonblocking = traits->nonblocking;
+    c->contexts = traits->contexts;
+    c->signals = traits->signals;
+}
+
 uint32_t host_comm_creator(const struct host_map *map, int rank) {
     uint32_t thread = 0;
     host_lock();
@@ -180,6 +192,7 @@ void host_comm_end(struct ncclComm *c, enum host_state state, const char *by) {
     struct host_map *map = c->map;
     unlist(c); /* others look at the map and rank of what is listed */
     c->map = NULL;
+    host_windows_end(c);
     if (map) {
         host_seat_leave(host_seat(map, c->rank), state);
         ring_all(map);
@@ -189,6 +202,8 @@ void host_comm_end(struct ncclComm *c, enum host_state state, const char *by) {
         host_segment_detach(map);
     if (c->marker >= 0)
         close(c->marker);
+    for (int r = 0; c->peers && r < c->nranks; r++)
+        free(c->peers[r].awaited);
     free(c->peers);
     free(c->ops);
     free(c->shrunk);

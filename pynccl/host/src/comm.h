@@ -24,6 +24,13 @@ enum { HOST_FEW_SPINS = 8, HOST_MANY_SPINS = 256 };
 
 struct host_work;
 struct host_item;
+struct host_window;
+
+/* What a configuration says of a communicator. */
+struct host_traits {
+    int nonblocking; /* its calls run in the background */
+    int contexts, signals; /* of one-sided communication: how many there are */
+};
 
 /* What a rank remembers of a peer it exchanges messages with. */
 struct host_peer {
@@ -31,6 +38,9 @@ struct host_peer {
     uint64_t put, taken;             /* ring chunks */
     int send_ready;                  /* pages of the ring exist */
     struct host_work *last_send, *last_recv; /* of the group being run: the order in which they go */
+    uint32_t signal_ready, await_ready; /* by context: the pages of the signals to and from it exist */
+    uint64_t *awaited; /* signals from it that were waited for, by context and index; NULL: none */
+    uint64_t looked;   /* when a put last looked at its process */
 };
 
 struct host_userop {
@@ -56,7 +66,7 @@ struct ncclComm {
     host_u32 revoked;
 
     int rank, nranks, device;
-    int nonblocking; /* its calls run in the background */
+    int nonblocking, contexts, signals; /* struct host_traits */
     int spins, most_spins; /* polls before the processor is given up: now, and at most */
     size_t one_shot;  /* largest reduction that goes through slots */
     host_u64 timeout; /* ns */
@@ -80,6 +90,8 @@ struct ncclComm {
     struct host_userop *ops;
     int nops;
 
+    struct host_window *windows; /* under host_lock */
+
     uint8_t (*shrunk)[HOST_ID]; /* sets of ranks that a shrink has kept, one entry for each time */
     int nshrunk;
 
@@ -100,6 +112,8 @@ void host_unlock(void);
 uint32_t host_thread_id(void);
 
 struct ncclComm *host_comm_new(void);
+struct host_traits host_comm_traits(const struct ncclComm *c);
+void host_comm_set_traits(struct ncclComm *c, const struct host_traits *traits);
 /* The thread that created the given rank, if the rank lives in this process; else 0. */
 uint32_t host_comm_creator(const struct host_map *map, int rank);
 /* The calling thread waits for process `pid` and cannot serve the other communicators that it served last:

@@ -19,7 +19,7 @@
 #include <string.h>
 
 #include "liveness.h"
-#include "work.h"
+#include "window.h"
 
 #define YIELD_NS UINT64_C(1000000)
 #define SLEEP_NS UINT64_C(5000000)
@@ -284,8 +284,9 @@ void host_work_set(struct host_work *w, enum host_type type, struct ncclComm *c,
     w->wishes = NULL;
     w->child = NULL;
     w->places = NULL;
+    w->registration = NULL;
     w->call = *call;
-    if (type == HOST_WORK_COLLECTIVE || type == HOST_WORK_SPLIT)
+    if (type == HOST_WORK_COLLECTIVE || type == HOST_WORK_SPLIT || type == HOST_WORK_WINDOW)
         w->u.collective.seq = 0;
     else
         w->u.message = (struct host_message){0};
@@ -306,6 +307,13 @@ static enum host_step step_of(struct host_work *w) {
     case HOST_WORK_INIT:
     case HOST_WORK_SHRINK:
         return host_init_step(w);
+    case HOST_WORK_WINDOW:
+        return host_window_step(w);
+    case HOST_WORK_PUT:
+    case HOST_WORK_SIGNAL:
+        return host_put_step(w);
+    case HOST_WORK_WAIT:
+        return host_wait_step(w);
     case HOST_WORK_FINALIZE:
         host_comm_finalize(w->comm);
         return HOST_FINISHED;

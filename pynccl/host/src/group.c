@@ -15,6 +15,7 @@
 
 #include "queue.h"
 #include "simulate.h"
+#include "window.h"
 
 static _Thread_local struct {
     int depth;
@@ -49,6 +50,7 @@ int host_group_holds(const struct ncclComm *c) {
 
 /* After the run, or instead of it. `keep`: a created communicator is handed out. */
 static void dispose(struct host_work *w, int keep) {
+    host_window_settle(w);
     host_init_free(w->init);
     free(w->wishes);
     free(w->places);
@@ -72,6 +74,7 @@ static struct host_work **last_of(struct host_work *w) {
     switch (w->type) {
     case HOST_WORK_COLLECTIVE:
     case HOST_WORK_SPLIT:
+    case HOST_WORK_WINDOW:
         return &w->comm->last_collective;
     case HOST_WORK_SEND:
         return &w->comm->peers[w->call.root].last_send;
@@ -298,12 +301,17 @@ static int makes_comm(const struct host_work *w) {
     return w->type == HOST_WORK_INIT || w->type == HOST_WORK_SPLIT || w->type == HOST_WORK_SHRINK;
 }
 
-/* Those that make communicators to the front, each kind in its order. How many they are. */
+/* What is done in the call itself, be a stream given or only a price asked for. */
+static int makes_something(const struct host_work *w) {
+    return makes_comm(w) || w->type == HOST_WORK_WINDOW;
+}
+
+/* Those that make communicators and windows to the front, each kind in its order. How many they are. */
 static int creations_first(struct host_work **works, int n) {
     int real = 0;
     for (int i = 0; i < n; i++) {
         struct host_work *w = works[i];
-        if (!makes_comm(w))
+        if (!makes_something(w))
             continue;
         memmove(&works[real + 1], &works[real], (size_t)(i - real) * sizeof *works);
         works[real++] = w;
@@ -326,7 +334,8 @@ static ncclResult_t run_all(struct host_work **works, int n, int nonblocking) {
     return code;
 }
 
-/* Some of it goes to a stream. What makes communicators is done first, in this call; then the rest is queued as one. */
+/* Some of it goes to a stream. What makes communicators or windows is done first, in this call; then the rest is
+ * queued as one. */
 static ncclResult_t queue_all(struct host_work **works, int n) {
     int real = creations_first(works, n);
     if (!real)
@@ -422,7 +431,7 @@ static ncclResult_t run_now(struct host_work *w) {
         return host_queue_submit_one(w);
     if (w->comm->nonblocking)
         return start_now(w);
-    if (makes_comm(w))
+    if (makes_something(w))
         return run(&w, 1);
     ncclResult_t code = host_observe32(&w->comm->queued) ? after_queued(w, what) : ncclSuccess;
     if (!code)

@@ -13,10 +13,11 @@
  *   | stage[n][4] one rank's input of a chunk                                    256 Ki each        |
  *   | result[4]  the reduced chunk, each rank writes its part                    256 Ki each        |
  *   | ring[n][n][4] chunks of a large message                                    64 Ki .. 8 Ki each |
+ *   | signal[16][n][n] of a context, from rank to rank: 16 counters              128 each           |
  *   +----------------------------------------------------------------------------------------------+
  *
  * One writer per word. A rank writes its own seat, its own line and gear, its slots and stage, its part of
- * a result, mail and ring of the pairs it sends on, order and tail of those it receives on. The exceptions
+ * a result, mail, ring and signals of the pairs it sends on, order and tail of those it receives on. The exceptions
  * are `sleepers`, the bells, and a seat's state, which any rank may turn from ACTIVE to DEAD, as its `gone`.
  *
  * Collective q (the first is 1) of a rank:
@@ -36,6 +37,10 @@
  * order.desc[i & 1]; each compares both before it goes on. Up to 48 bytes travel in the mail, more in
  * chunks through the ring (head: chunks put, tail: chunks taken). The sender does not return before the
  * receive is posted, which is also what makes two mails enough.
+ *
+ * Signal i (the first is 1) of a pair, context and index: the sender writes what it puts into the receiver's
+ * memory, then the counter becomes i. It never goes back; how much of it has been waited for is the receiver's
+ * own business.
  */
 #ifndef PYNCCL_HOST_HOST_H
 #define PYNCCL_HOST_HOST_H
@@ -47,7 +52,7 @@
 #include "sync.h"
 
 #define HOST_MAGIC UINT64_C(0x74736f686c63636e) /* "ncclhost" */
-#define HOST_FORMAT 3u
+#define HOST_FORMAT 4u
 
 enum {
     HOST_MAX_RANKS = 1024,
@@ -57,6 +62,8 @@ enum {
     HOST_CHUNK = 256 << 10,
     HOST_PLACES = 4,
     HOST_ID = 16,
+    HOST_CONTEXTS = 16,
+    HOST_SIGNALS = HOST_LINE / 8,
     HOST_PAGE = 4096,
 };
 
@@ -136,7 +143,7 @@ _Static_assert(sizeof(struct host_mail) == 64, "one cache line");
 
 /* Where everything is, for n ranks. Computed by every process for itself; the stamp guards agreement. */
 struct host_layout {
-    size_t seat, line, gear, pair, slot, stage, result, ring, bytes;
+    size_t seat, line, gear, pair, slot, stage, result, ring, signal, bytes;
     size_t ring_chunk;
 };
 
@@ -199,6 +206,11 @@ static inline char *host_stage(const struct host_map *m, int rank, uint64_t chun
 
 static inline char *host_result(const struct host_map *m, uint64_t chunk) {
     return m->base + m->at.result + chunk % HOST_PLACES * HOST_CHUNK;
+}
+
+static inline host_u64 *host_signal(const struct host_map *m, int from, int to, int context, int index) {
+    size_t n = (size_t)m->nranks, line = ((size_t)context * n + (size_t)from) * n + (size_t)to;
+    return (host_u64 *)(void *)(m->base + m->at.signal) + line * HOST_SIGNALS + index;
 }
 
 static inline size_t host_ring_at(const struct host_map *m, int from, int to) {

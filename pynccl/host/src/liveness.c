@@ -14,6 +14,8 @@
  */
 #include "liveness.h"
 
+#include "window.h"
+
 #include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -101,6 +103,7 @@ void host_work_text(struct host_text *t, const struct host_work *w) {
     switch (w->type) {
     case HOST_WORK_COLLECTIVE:
     case HOST_WORK_SPLIT:
+    case HOST_WORK_WINDOW:
         host_text_add(t, "%s #%llu", HOST_ROWS[w->call.kind].name,
             (unsigned long long)(w->u.collective.seq & ~HOST_COUNCIL));
         break;
@@ -112,6 +115,13 @@ void host_work_text(struct host_text *t, const struct host_work *w) {
         break;
     case HOST_WORK_SHRINK:
         host_text_add(t, "CommShrink");
+        break;
+    case HOST_WORK_PUT:
+    case HOST_WORK_SIGNAL:
+        host_text_add(t, "%s to rank %d", HOST_ROWS[w->call.kind].name, w->call.root);
+        break;
+    case HOST_WORK_WAIT:
+        host_text_add(t, "WaitSignal");
         break;
     default:
         host_text_add(t, "CommInitRank");
@@ -126,6 +136,10 @@ static int missing(const struct host_work *w, int from) {
         return host_split_missing(w, from);
     case HOST_WORK_SHRINK:
         return host_shrink_missing(w, from);
+    case HOST_WORK_WINDOW:
+        return host_window_missing(w, from);
+    case HOST_WORK_WAIT:
+        return host_wait_missing(w, from);
     case HOST_WORK_SEND:
     case HOST_WORK_RECV:
         return host_message_missing(w, from);
@@ -188,10 +202,19 @@ static ncclResult_t left(struct host_work *w, int rank, enum host_state state, s
         return host_fail(seat->code == ncclSystemError ? ncclRemoteError : (ncclResult_t)seat->code, "%s", buffer);
     }
     host_text_add(&t, ": rank %d (pid %d) %s", rank, (int)seat->pid, how[state]);
-    if (state != HOST_DEAD)
+    if (w->type == HOST_WORK_WAIT)
+        host_text_add(&t, " without signalling");
+    else if (state != HOST_DEAD && w->type != HOST_WORK_PUT && w->type != HOST_WORK_SIGNAL)
         host_text_add(&t, " without making this call");
     host_text_add(cause, "%s", buffer);
     return host_fail(ncclRemoteError, "%s", buffer);
+}
+
+ncclResult_t host_peer_lost(struct host_work *w, int rank, int look) {
+    char cause[HOST_TEXT];
+    struct host_text t = {cause, sizeof cause, 0};
+    enum host_state state = state_of(host_seat(w->comm->map, rank), look, 0);
+    return state > HOST_ACTIVE ? left(w, rank, state, &t) : ncclSuccess;
 }
 
 /* Will this thread come to serve that rank, once it can? */
@@ -212,6 +235,14 @@ static ncclResult_t unservable(struct host_work *w, int rank, struct host_text *
         w->comm->rank, rank, (int)getpid());
     host_text_add(cause, "%s", buffer);
     return host_fail(ncclInvalidUsage, "%s", buffer);
+}
+
+/* A rank that waits for its own signal is inside this call, so nobody can send it. */
+static ncclResult_t unsignalled(struct host_work *w, struct host_text *cause) {
+    host_text_add(cause,
+        "WaitSignal: rank %d waits for more signals from itself than it has sent, and can send none while it waits",
+        w->comm->rank);
+    return host_fail(ncclInvalidUsage, "%s", cause->buffer);
 }
 
 /* No proof, but the likely reason. */
@@ -293,6 +324,8 @@ static ncclResult_t verdict_on(struct host_work *w, const struct host_watch *wat
         enum host_state state = state_of(seat, look, w->tolerant);
         if (state > HOST_ACTIVE && missing(w, r) == r)
             return left(w, r, state, cause);
+        if (w->type == HOST_WORK_WAIT && r == w->comm->rank)
+            return unsignalled(w, cause);
         if (look && seat->pid == (int)getpid() && !driven_here(w, r, all, n)) {
             alone = alone < 0 ? is_only_thread() : alone;
             if (alone)

@@ -21,4 +21,8 @@ struct host_watch {
 ncclResult_t host_examine(struct host_work *w, const struct host_watch *watch, struct host_work *const *all,
     int n, struct host_text *cause);
 
+/* Has that rank left the communicator, or failed, or died? Its process is looked at if `look`. Success if not;
+ * otherwise the code, with its text recorded. */
+ncclResult_t host_peer_lost(struct host_work *w, int rank, int look);
+
 #endif

@@ -56,6 +56,8 @@ void host_layout_of(int nranks, struct host_layout *out) {
     at += HOST_PLACES * HOST_CHUNK;
     out->ring = at;
     at += n * n * HOST_PLACES * out->ring_chunk;
+    out->signal = at;
+    at = pages(at + HOST_CONTEXTS * n * n * HOST_LINE);
     out->bytes = at;
 }
 
@@ -66,8 +68,8 @@ uint32_t host_stamp(void) {
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         struct host_layout at;
         host_layout_of(sizes[i], &at);
-        const size_t parts[] = {at.seat,  at.line,   at.gear, at.pair,  at.slot,
-                                at.stage, at.result, at.ring, at.bytes, at.ring_chunk};
+        const size_t parts[] = {at.seat,   at.line, at.gear,   at.pair,  at.slot,      at.stage,
+                                at.result, at.ring, at.signal, at.bytes, at.ring_chunk};
         for (size_t j = 0; j < sizeof parts / sizeof *parts; j++)
             h = (h ^ (uint32_t)(parts[j] ^ (parts[j] >> 32))) * 16777619u;
     }

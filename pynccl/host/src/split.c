@@ -21,7 +21,8 @@
 #define GRACE_NS UINT64_C(500000000)
 
 /* One rank's part in a gathering. */
-static struct host_wish *set_wish(struct host_work *w, struct ncclComm *c, int kind, int nonblocking) {
+static struct host_wish *set_wish(
+    struct host_work *w, struct ncclComm *c, int kind, const struct host_traits *traits) {
     size_t n = (size_t)c->nranks;
     struct host_wish *wishes = calloc(n + 1, sizeof *wishes);
     if (!wishes)
@@ -35,14 +36,14 @@ static struct host_wish *set_wish(struct host_work *w, struct ncclComm *c, int k
         .dtype = ncclInt8};
     host_work_set(w, HOST_WORK_SPLIT, c, &call);
     w->wishes = wishes;
-    w->child_nonblocking = nonblocking;
+    w->traits = *traits;
     w->patience = host_init_patience();
     w->tolerant = host_observe32(&c->revoked) != 0;
     return own;
 }
 
-int host_split_set(struct host_work *w, struct ncclComm *c, int color, int key, int nonblocking) {
-    struct host_wish *own = set_wish(w, c, HOST_SPLIT, nonblocking);
+int host_split_set(struct host_work *w, struct ncclComm *c, int color, int key, const struct host_traits *traits) {
+    struct host_wish *own = set_wish(w, c, HOST_SPLIT, traits);
     if (!own)
         return 0;
     own->color = color;
@@ -54,8 +55,9 @@ int host_split_set(struct host_work *w, struct ncclComm *c, int color, int key, 
     return 0;
 }
 
-int host_grow_set(struct host_work *w, struct ncclComm *c, int nranks, const uint8_t *id, int nonblocking) {
-    struct host_wish *own = set_wish(w, c, HOST_GROW, nonblocking);
+int host_grow_set(struct host_work *w, struct ncclComm *c, int nranks, const uint8_t *id,
+    const struct host_traits *traits) {
+    struct host_wish *own = set_wish(w, c, HOST_GROW, traits);
     if (!own)
         return 0;
     own->color = nranks;
@@ -116,7 +118,7 @@ static enum host_step begin_child(struct host_work *w, int nranks, int rank, con
     }
     w->child->device = parent->device;
     host_publish(&w->child->timeout, host_peek(&parent->timeout));
-    w->child->nonblocking = w->child_nonblocking;
+    host_comm_set_traits(w->child, &w->traits);
     return HOST_MOVED;
 }
 
@@ -211,12 +213,13 @@ static int shrink_id(struct ncclComm *c, const int *exclude, int n, uint8_t id[H
     return 1;
 }
 
-int host_shrink_set(struct host_work *w, struct ncclComm *c, const int *exclude, int n, int nonblocking) {
+int host_shrink_set(struct host_work *w, struct ncclComm *c, const int *exclude, int n,
+    const struct host_traits *traits) {
     uint8_t id[HOST_ID];
     host_work_set(w, HOST_WORK_SHRINK, c, &(struct host_call){.kind = HOST_SPLIT});
     w->tolerant = 1;
     w->patience = host_init_patience();
-    w->child_nonblocking = nonblocking;
+    w->traits = *traits;
     w->places = calloc((size_t)c->nranks, sizeof *w->places);
     if (!w->places || !shrink_id(c, exclude, n, id)) {
         free(w->places);

@@ -16,8 +16,9 @@ enum host_step {
     HOST_FAILED, /* work->result and the text of host_fail say why */
 };
 
-enum host_type { HOST_WORK_COLLECTIVE, HOST_WORK_SEND, HOST_WORK_RECV, HOST_WORK_SELF, HOST_WORK_INIT, HOST_WORK_SPLIT,
-    HOST_WORK_SHRINK, HOST_WORK_FINALIZE };
+enum host_type { HOST_WORK_COLLECTIVE, HOST_WORK_SEND, HOST_WORK_RECV, HOST_WORK_SELF, HOST_WORK_INIT,
+    HOST_WORK_SPLIT, HOST_WORK_SHRINK, HOST_WORK_FINALIZE, HOST_WORK_WINDOW, HOST_WORK_PUT, HOST_WORK_SIGNAL,
+    HOST_WORK_WAIT };
 
 struct host_collective {
     uint64_t seq, print; /* from HOST_COUNCIL up on a revoked communicator */
@@ -41,7 +42,30 @@ struct host_message {
     int begun, matched;
 };
 
+/* A put or a signal: to where, and which counter tells. */
+struct host_onesided {
+    ncclWindow_t window; /* looked up when the call has its turn */
+    size_t offset;
+    int context, index;
+};
+
+/* Signals of one counter: how many, and once the wait has begun, which number the counter must reach. */
+struct host_await {
+    uint64_t value;
+    int32_t peer;
+    uint16_t context, index;
+};
+
+enum { HOST_AWAITS = 6 };
+
+struct host_waiting {
+    int n, begun;
+    int arrived; /* those in front are there */
+    struct host_await await[HOST_AWAITS];
+};
+
 struct host_init; /* rendezvous.c */
+struct host_registration; /* window.c */
 
 /* What a rank says about its split or growth, and what it hears from the others. */
 struct host_wish {
@@ -68,13 +92,16 @@ struct host_work {
     union {
         struct host_collective collective;
         struct host_message message;
+        struct host_onesided onesided;
+        struct host_waiting waiting;
     } u;
     struct host_init *init;     /* INIT, SHRINK, and the second half of SPLIT */
     struct ncclComm **newcomm;  /* where the handle of a creation goes */
     struct host_wish *wishes;   /* SPLIT: one a rank, and this rank's own behind them */
     struct ncclComm *child;     /* INIT: the same as comm; SPLIT, SHRINK: what is being created */
     int *places;                /* SHRINK: a rank's number in the child, or -1 */
-    int child_nonblocking;      /* SPLIT */
+    struct host_traits traits;  /* SPLIT: of the child */
+    struct host_registration *registration; /* WINDOW */
 };
 
 /* ---- the types of work ---- */
@@ -88,22 +115,27 @@ enum host_step host_send_step(struct host_work *w);
 enum host_step host_recv_step(struct host_work *w);
 enum host_step host_split_step(struct host_work *w);
 enum host_step host_init_step(struct host_work *w);
+enum host_step host_put_step(struct host_work *w); /* PUT and SIGNAL */
+enum host_step host_wait_step(struct host_work *w);
 
 /* The lowest rank >= from that this work waits for, or -1. */
 int host_collective_missing(const struct host_work *w, int from);
 int host_message_missing(const struct host_work *w, int from);
 int host_split_missing(const struct host_work *w, int from);
+int host_wait_missing(const struct host_work *w, int from);
 
 /* The rank whose answer the second half of a split waits for, or -1; for messages only: a process may hold
  * several ranks. */
 int host_split_server(const struct host_work *w);
 
-/* host_work_set for a split of c, whose child is nonblocking or not; 0 if there is no memory. */
-int host_split_set(struct host_work *w, struct ncclComm *c, int color, int key, int nonblocking);
+/* host_work_set for a split of c, with the traits that the child is to have; 0 if there is no memory. */
+int host_split_set(struct host_work *w, struct ncclComm *c, int color, int key, const struct host_traits *traits);
 /* The same for this rank's part in the growth of c to `nranks`; `id` is NULL where another rank brings it. */
-int host_grow_set(struct host_work *w, struct ncclComm *c, int nranks, const uint8_t *id, int nonblocking);
+int host_grow_set(struct host_work *w, struct ncclComm *c, int nranks, const uint8_t *id,
+    const struct host_traits *traits);
 /* The same for a shrink: `exclude` is sorted, without repetition, and this rank is not in it. */
-int host_shrink_set(struct host_work *w, struct ncclComm *c, const int *exclude, int n, int nonblocking);
+int host_shrink_set(struct host_work *w, struct ncclComm *c, const int *exclude, int n,
+    const struct host_traits *traits);
 int host_shrink_missing(const struct host_work *w, int from);
 
 /* "AllReduce #17". */
